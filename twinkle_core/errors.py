@@ -1,0 +1,140 @@
+"""Every error that Twinkle raises on purpose.
+
+Each class is a `TwinkleError` and also the builtin exception it is closest to, so `except ValueError` in a user's script keeps
+working. A message says what was wrong, the value, what is allowed and what to do. Foreign exceptions are translated once, at
+the boundary, with `raise ... from error`.
+
+    TwinkleError
+    |-- ArgumentError (ValueError)              an argument, option or environment variable has a value that is not allowed
+    |   `-- MeshError                           sizes that do not fit each other or the number of processes
+    |-- ArgumentTypeError (TypeError)           an argument of a wrong type
+    |   `-- UnknownArgumentError                a keyword that the called function does not have
+    |-- ModeError (RuntimeError)                two modes, or a call that the present mode or state does not allow
+    |-- PluginError (RuntimeError)
+    |   |-- BrokenPluginError                   an installed plugin cannot be loaded, or one of its names cannot
+    |   `-- DuplicateNameError                  two distributions claim one name
+    |-- UnknownNameError (ImportError, LookupError)  no plugin registers this name
+    |-- MissingPluginError (ImportError)        a known distribution that is not installed registers this name
+    |-- MissingExtraError (ImportError)         an optional dependency of an installed distribution is not installed
+    |-- RemoteAttributeError (AttributeError)   an attribute that lives on the workers
+    |-- HubError (OSError)                      a model or dataset cannot be found or fetched
+    |-- DataError (ValueError)                  a row, a column layout or a file of data is not usable
+    |   `-- TemplateError                       a conversation cannot be rendered, or its labels cannot be found
+    |-- ModelError (RuntimeError)               a model or adapter cannot do what was asked
+    |-- NonFiniteLossError (ArithmeticError)    the loss of a step is NaN or infinite
+    |-- CheckpointError (RuntimeError)          a checkpoint is incomplete, damaged or of another model, or cannot be written
+    `-- SamplerError (RuntimeError)             sampling failed, or an adapter cannot be used by the sampler
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TwinkleError(Exception):
+    """Base of all errors that Twinkle raises on purpose."""
+
+
+class ArgumentError(TwinkleError, ValueError):
+    """An argument, option or environment variable has a value that is not allowed."""
+
+
+class MeshError(ArgumentError):
+    """Sizes of a mesh or group do not fit each other, the model, or the number of processes."""
+
+
+class ArgumentTypeError(TwinkleError, TypeError):
+    """An argument is of a type that is not accepted."""
+
+
+class UnknownArgumentError(ArgumentTypeError):
+    """A keyword argument that the called function does not have."""
+
+
+class ModeError(TwinkleError, RuntimeError):
+    """Two parts ask for different modes, or the call does not fit the present mode or state."""
+
+
+class PluginError(TwinkleError, RuntimeError):
+    """An installed plugin breaks the rules of `twinkle_core.hookspecs`."""
+
+
+class BrokenPluginError(PluginError):
+    """A plugin, or the object behind one of its names, cannot be loaded."""
+
+
+class DuplicateNameError(PluginError):
+    """Two distributions register the same name."""
+
+
+class UnknownNameError(TwinkleError, ImportError, LookupError):
+    """No installed plugin registers the name.
+
+    It is an `ImportError` and not an `AttributeError`, because `from twinkle.sampler import Typo` would replace the text of an
+    `AttributeError` by its own.
+    """
+
+
+class MissingPluginError(TwinkleError, ImportError):
+    """The name belongs to a known distribution that is not installed."""
+
+
+class MissingExtraError(TwinkleError, ImportError):
+    """An optional dependency is not installed."""
+
+
+class RemoteAttributeError(TwinkleError, AttributeError):
+    """The attribute exists on the workers only; a handle shows the marked methods."""
+
+
+class HubError(TwinkleError, OSError):
+    """A model or dataset is neither on disk, nor in a cache, nor can it be fetched."""
+
+
+class DataError(TwinkleError, ValueError):
+    """A row, a column layout or a data file cannot be used."""
+
+
+class TemplateError(DataError):
+    """A conversation cannot be rendered or parsed by the chat template, or its labels cannot be found."""
+
+
+class ModelError(TwinkleError, RuntimeError):
+    """A model, adapter, loss or optimizer cannot do what was asked."""
+
+
+class NonFiniteLossError(TwinkleError, ArithmeticError):
+    """The loss of a step is NaN or infinite."""
+
+
+class CheckpointError(TwinkleError, RuntimeError):
+    """A checkpoint is incomplete, damaged, of another model, or cannot be written."""
+
+
+class SamplerError(TwinkleError, RuntimeError):
+    """Sampling failed, or the sampler cannot use an adapter."""
+
+
+def near_matches(name: str, allowed: Iterable[str]) -> list[str]:
+    """Return up to three of `allowed` that look like `name`, likeliest first, ignoring case."""
+    by_lower = {candidate.lower(): candidate for candidate in allowed}
+    return [by_lower[match] for match in difflib.get_close_matches(name.lower(), list(by_lower), n=3, cutoff=0.6)]
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return " Did you mean `x`?" for the likeliest of `allowed`, or "" when none is close."""
+    matches = near_matches(name, allowed)
+    return f" Did you mean {' or '.join(f'`{match}`' for match in matches)}?" if matches else ""
+
+
+def listing(names: Iterable[str]) -> str:
+    """Return "`a`, `b`", sorted, or "none"."""
+    return ", ".join(f"`{name}`" for name in sorted(names)) or "none"
+
+
+def check_keywords(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise `UnknownArgumentError` if `given` holds a keyword that is not in `allowed`. `what` is the function's name."""
+    permitted = list(allowed)
+    for name in given:
+        if name not in permitted:
+            raise UnknownArgumentError(
+                f"`{what}` has no argument `{name}`.{did_you_mean(name, permitted)} It takes: {listing(permitted)}.")

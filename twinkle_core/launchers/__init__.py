@@ -1,0 +1,1 @@
+"""Launchers start processes and place components: one mode each."""

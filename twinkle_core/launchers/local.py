@@ -1,0 +1,75 @@
+"""Mode `local`: this process, or one process a rank that torchrun started. A component is the object itself."""
+
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from twinkle_core import remote, settings
+from twinkle_core.errors import ArgumentError, ModeError
+from twinkle_core.launchers.interface import Launcher, Topology
+from twinkle_core.mesh import DeviceGroup, DeviceMesh
+from twinkle_core.session import Session
+from twinkle_core.settings import LaunchRequest
+
+
+class LocalLauncher(Launcher):
+    """Runs the script in this process."""
+
+    @classmethod
+    def launch(cls, script: str | None, argv: Sequence[str], request: LaunchRequest) -> int:
+        """Run `script` as `python script` does: `__name__` is "__main__", `sys.argv` and `sys.path[0]` are the script's."""
+        path = check_script(script)
+        os.environ.update(request.to_environ())
+        sys.argv = [str(script), *argv]
+        sys.path[0] = str(path.resolve().parent)
+        runpy.run_path(str(script), run_name="__main__")
+        return 0
+
+    def start(self, session: Session) -> None:
+        """Check the mesh against the processes there are; under torchrun without a mesh, all of them are `dp`."""
+        rank = settings.torchrun_rank()
+        self._topology = Topology() if rank is None else Topology(
+            rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size)
+        if self.nproc_per_node not in (None, 1) and rank is None:
+            raise ModeError(f"`nproc_per_node={self.nproc_per_node}`: mode `local` is this one process. Start the script with "
+                            f"`torchrun --nproc-per-node {self.nproc_per_node}`, or choose another mode.")
+        world_size = self._topology.world_size
+        if session.mesh is not None:
+            session.mesh.check_world_size(world_size, where="this run (mode `local`, one process)" if rank is None else "torchrun")
+        elif rank is not None:
+            session.mesh = DeviceMesh.from_sizes(dp_size=world_size)
+
+    def create(
+        self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, group: DeviceGroup | None, mesh: DeviceMesh | None,
+    ) -> Any:
+        """Build the object here. Groups share this process, so a component's mesh must fit it."""
+        if mesh is not None:
+            mesh.check_world_size(self._topology.world_size, where="mode `local`")
+        return remote.build(cls, args, kwargs)
+
+    def call(self, handle: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], mark: remote.RemoteMark) -> Any:
+        """Never needed: a component is the object, and its methods are its own."""
+        raise ModeError(f"`{method}` was called through a handle, but mode `local` makes none.")
+
+    def topology(self) -> Topology:
+        """Return the rank that torchrun gave, or rank 0 of 1."""
+        return self._topology
+
+
+def check_script(script: str | None) -> Path:
+    """Return the path of a script that can be run. Raises: `ArgumentError`."""
+    if script is None:
+        raise ArgumentError("`twinkle launch` needs a script. Use: twinkle launch [OPTIONS] SCRIPT [ARGS...]")
+    path = Path(script)
+    if not path.is_file():
+        raise ArgumentError(f"The script `{script}` is not a file{' but a folder' if path.is_dir() else ''} "
+                            f"(looked in `{Path.cwd()}`). Give the path of a Python file.")
+    return path
+
+
+def detect(environ: Mapping[str, str]) -> str | None:
+    """Return "local" in a process that torchrun started: it is one rank of an SPMD run."""
+    return "local" if "TORCHELASTIC_RUN_ID" in environ else None

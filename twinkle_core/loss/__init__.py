@@ -1,0 +1,1 @@
+"""Losses turn per-token log-probabilities into a sum and a count."""

@@ -1,0 +1,1 @@
+"""Metrics turn what a step computed into numbers for people."""

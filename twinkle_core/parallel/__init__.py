@@ -1,0 +1,1 @@
+"""Parallel strategies: what a mesh axis does to a model."""

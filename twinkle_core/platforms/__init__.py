@@ -1,0 +1,1 @@
+"""Platforms: what a device type can do."""

@@ -1,0 +1,100 @@
+"""What the core itself registers, through the same hooks as everyone."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from twinkle_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from twinkle_core.session import Session
+
+
+@hookimpl
+def twinkle_register_launchers() -> Mapping[str, str]:
+    return {"local": "twinkle_core.launchers.local:LocalLauncher"}
+
+
+@hookimpl
+def twinkle_detect_launcher(environ: Mapping[str, str]) -> str | None:
+    from twinkle_core.launchers.local import detect
+
+    return detect(environ)
+
+
+@hookimpl
+def twinkle_configure(session: "Session") -> None:
+    from twinkle_core.trackers import start_trackers
+
+    start_trackers(session)
+
+
+@hookimpl
+def twinkle_log_metrics(step: int, metrics: Mapping[str, float]) -> None:
+    from twinkle_core.trackers import log_metrics
+
+    log_metrics(step, metrics)
+
+
+@hookimpl
+def twinkle_report_error(error: BaseException, where: str) -> None:
+    from twinkle_core.cli.report import report_error
+
+    report_error(error, where)
+
+
+@hookimpl
+def twinkle_add_commands(commands: dict[str, str]) -> None:
+    commands.update({
+        "launch": "twinkle_core.cli.launch:launch",
+        "plugins": "twinkle_core.cli.plugins:plugins",
+        "doctor": "twinkle_core.cli.doctor:doctor",
+        "chat": "twinkle_core.cli.chat:chat",
+    })
+
+
+@hookimpl
+def twinkle_register_platforms() -> Mapping[str, str]:
+    return {"cpu": "twinkle_core.platforms.cpu:CPUPlatform", "cuda": "twinkle_core.platforms.cuda:CUDAPlatform"}
+
+
+@hookimpl
+def twinkle_register_hubs() -> Mapping[str, str]:
+    return {
+        "ms": "twinkle_core.hub.modelscope:ModelScopeHub",
+        "hf": "twinkle_core.hub.huggingface:HuggingFaceHub",
+        "file": "twinkle_core.hub.local:LocalHub",
+    }
+
+
+@hookimpl
+def twinkle_register_preprocessors() -> Mapping[str, str]:
+    return {
+        "SelfCognitionProcessor": "twinkle_core.preprocessor.builtin:SelfCognitionProcessor",
+        "AlpacaProcessor": "twinkle_core.preprocessor.builtin:AlpacaProcessor",
+        "GSM8KProcessor": "twinkle_core.preprocessor.builtin:GSM8KProcessor",
+    }
+
+
+@hookimpl
+def twinkle_register_templates() -> Mapping[str, str]:
+    return {"Template": "twinkle_core.template.template:Template"}
+
+
+@hookimpl
+def twinkle_register_models() -> Mapping[str, str]:
+    return {"TransformersModel": "twinkle_core.model.transformers_model:TransformersModel"}
+
+
+@hookimpl
+def twinkle_register_losses() -> Mapping[str, str]:
+    return {"CrossEntropyLoss": "twinkle_core.loss.cross_entropy:CrossEntropyLoss"}
+
+
+@hookimpl
+def twinkle_register_metrics() -> Mapping[str, str]:
+    return {"Accuracy": "twinkle_core.metric.accuracy:Accuracy"}
+
+
+@hookimpl
+def twinkle_register_samplers() -> Mapping[str, str]:
+    return {"TorchSampler": "twinkle_core.sampler.torch_sampler:TorchSampler"}

@@ -1,0 +1,241 @@
+"""Loading plugins: the only module that touches pluggy's manager. Each hook has one typed wrapper here.
+
+Plugins are found through the entry-point group `twinkle` and loaded once a process, when something first asks. One that cannot
+be loaded is kept with its reason and takes down nothing else. What the registered names mean is left to `registry`.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+import pluggy
+
+from twinkle_core import hookspecs, settings
+from twinkle_core.errors import (
+    ArgumentError,
+    BrokenPluginError,
+    DuplicateNameError,
+    ModeError,
+    PluginError,
+    TwinkleError,
+    did_you_mean,
+    listing,
+)
+
+if TYPE_CHECKING:
+    from twinkle_core.session import Session
+
+GROUP = "twinkle"
+KINDS = tuple(name.removeprefix("twinkle_register_") for name in vars(hookspecs) if name.startswith("twinkle_register_"))
+"""The registries: "launchers", "templates", ..., one for each `twinkle_register_*` hook."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin:
+    """One entry point.
+
+    Attributes:
+        name: of the entry point; what `TWINKLE_DISABLE_PLUGINS` takes.
+        module: the module it names.
+        distribution: what pip installed.
+        version: of the distribution.
+        names: kind -> public name -> "package.module:attribute". Of a broken plugin, what could be read.
+        reason: why it is broken, "disabled by TWINKLE_DISABLE_PLUGINS", or "" when it works.
+        hooks: the behavioural hooks it implements.
+    """
+
+    name: str
+    module: str
+    distribution: str
+    version: str
+    names: dict[str, dict[str, str]] = field(default_factory=lambda: dict[str, dict[str, str]]())
+    hooks: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def is_disabled(self) -> bool:
+        """Whether the user blocked it."""
+        return self.reason == _DISABLED
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it could not be loaded."""
+        return bool(self.reason) and not self.is_disabled
+
+
+_DISABLED = "disabled by TWINKLE_DISABLE_PLUGINS"
+
+
+class Plugins:
+    """What is installed: a pluggy manager and a record of every entry point. `load()` makes the one of this process."""
+
+    def __init__(self, entry_points: Iterable[metadata.EntryPoint], *, disabled: frozenset[str] = frozenset()) -> None:
+        self._manager = pluggy.PluginManager(GROUP)
+        self._manager.add_hookspecs(hookspecs)
+        self.found: list[Plugin] = []
+        seen: set[tuple[str, str]] = set()
+        for entry_point in sorted(entry_points, key=lambda e: (e.name != "core", e.name)):
+            distribution = entry_point.dist.name if entry_point.dist else "an unknown distribution"
+            if (distribution, entry_point.name) in seen:  # one distribution found twice on sys.path: the first one is imported
+                continue
+            seen.add((distribution, entry_point.name))
+            self.found.append(self._load(entry_point, distribution, disabled))
+        for name in sorted(disabled - {plugin.name for plugin in self.found}):
+            print(f"twinkle: TWINKLE_DISABLE_PLUGINS names `{name}`, which is not installed. Installed: "
+                  f"{listing(plugin.name for plugin in self.found)}.", file=sys.stderr)
+
+    def _load(self, entry_point: metadata.EntryPoint, distribution: str, disabled: frozenset[str]) -> Plugin:
+        version = entry_point.dist.version if entry_point.dist else ""
+        plugin = functools.partial(
+            Plugin, name=entry_point.name, module=entry_point.value, distribution=distribution, version=version)
+        if entry_point.name in disabled:
+            return plugin(reason=_DISABLED)
+        try:
+            module = entry_point.load()
+        except Exception as error:  # the boundary to foreign code: whatever it raises is its reason, shown and raised on use
+            return plugin(reason=f"`import {entry_point.value}` failed: {type(error).__name__}: {error}")
+        if not isinstance(module, ModuleType):
+            return plugin(reason=f"the entry point names `{entry_point.value}`, which is a {type(module).__name__}. "
+                                 "Name the module that holds the hooks.")
+        names, reason = _registered_names(module)
+        reason = self._register(module, f"{distribution}:{entry_point.name}") or reason
+        return plugin(names=names, hooks=() if reason else _behavioural_hooks(module), reason=reason)
+
+    def _register(self, module: ModuleType, name: str) -> str:
+        """Register `module`, or leave it out and return why it breaks the contract."""
+        try:
+            self._manager.register(module, name)
+            self._manager.check_pending()
+        except (pluggy.PluginValidationError, ValueError) as error:
+            if self._manager.get_plugin(name) is not None:
+                self._manager.unregister(module)
+            return _hook_advice(str(error).replace("\n", " "), module)
+        return ""
+
+    def call(self, plugin: Plugin, hook: str, **arguments: Any) -> list[Any]:
+        """Call `hook` of one plugin and return its results without the Nones: none if it has no such hook.
+
+        Raises: the plugin's own `TwinkleError`, else `BrokenPluginError`.
+        """
+        if plugin.reason or hook not in plugin.hooks:
+            return []
+        module = self._manager.get_plugin(f"{plugin.distribution}:{plugin.name}")
+        others = [other for other in self._manager.get_plugins() if other is not module]
+        try:
+            return self._manager.subset_hook_caller(hook, others)(**arguments)
+        except TwinkleError:
+            raise
+        except Exception as error:  # the boundary to foreign code
+            raise BrokenPluginError(
+                f"`{hook}` of the plugin `{plugin.name}` ({plugin.distribution} {plugin.version}) raised "
+                f"{type(error).__name__}: {error}. TWINKLE_DISABLE_PLUGINS={plugin.name} turns the plugin off.") from error
+
+
+def _implementations(module: ModuleType) -> Iterable[tuple[str, Callable[..., Any]]]:
+    for name, value in vars(module).items():
+        if callable(value) and hasattr(value, "twinkle_impl"):
+            yield name, value
+
+
+def _behavioural_hooks(module: ModuleType) -> tuple[str, ...]:
+    return tuple(name for name, _ in _implementations(module) if not name.startswith("twinkle_register_"))
+
+
+def _registered_names(module: ModuleType) -> tuple[dict[str, dict[str, str]], str]:
+    """Return kind -> name -> target of `module`, and why it is broken ("" if it is not)."""
+    names: dict[str, dict[str, str]] = {}
+    for hook, implementation in _implementations(module):
+        kind = hook.removeprefix("twinkle_register_")
+        if kind not in KINDS:
+            continue
+        if inspect.signature(implementation).parameters:
+            return names, f"`{hook}` takes no arguments."
+        try:
+            registered: object = implementation()
+        except Exception as error:  # foreign code, as above
+            return names, f"`{hook}` raised {type(error).__name__}: {error}"
+        if not isinstance(registered, Mapping):
+            return names, (f"`{hook}` returned a {type(registered).__name__}. Return a mapping, public name -> "
+                           "\"package.module:attribute\".")
+        for name, target in cast("Mapping[Any, Any]", registered).items():
+            if not isinstance(name, str) or not isinstance(target, str) or target.count(":") != 1:
+                return names, f"`{hook}` maps {name!r} to {target!r}. Map a name to \"package.module:attribute\"."
+            names.setdefault(kind, {})[name] = target
+    return names, ""
+
+
+def _hook_advice(problem: str, module: ModuleType) -> str:
+    specs = {name: value for name, value in vars(hookspecs).items() if hasattr(value, "twinkle_spec")}
+    for name, implementation in _implementations(module):
+        if name not in specs:
+            return f"`{name}` is not a hook.{did_you_mean(name, specs)} Hooks: {listing(specs)}."
+        unknown = set(inspect.signature(implementation).parameters) - set(inspect.signature(specs[name]).parameters)
+        if unknown:
+            return (f"`{name}` takes {listing(unknown)}, which the hook does not pass. It passes: "
+                    f"{listing(inspect.signature(specs[name]).parameters)}.")
+    return problem
+
+
+@functools.cache
+def load() -> Plugins:
+    """Return the plugins of this process, loaded at the first call."""
+    disabled = settings.disabled_plugins()
+    if "core" in disabled:
+        raise ArgumentError("TWINKLE_DISABLE_PLUGINS names `core`, which brings the launcher, hubs and models that everything "
+                            "else needs. Take it out of the list.")
+    loaded = Plugins(metadata.entry_points(group=GROUP), disabled=disabled)
+    if not any(plugin.name == "core" for plugin in loaded.found):
+        raise PluginError("The distribution `twinkle-core` is not installed in this environment, only its source is on the "
+                          "path, so its entry point cannot be found. Run: pip install twinkle-core (in a checkout: make install)")
+    return loaded
+
+
+def add_commands() -> dict[str, str]:
+    """Return subcommand -> "package.module:function" of all plugins. Raises: `DuplicateNameError`."""
+    targets: dict[str, tuple[Plugin, str]] = {}
+    for plugin in load().found:
+        added: dict[str, str] = {}
+        load().call(plugin, "twinkle_add_commands", commands=added)
+        for name, target in added.items():
+            if name in targets:
+                raise DuplicateNameError(
+                    f"Both `{targets[name][0].distribution}` and `{plugin.distribution}` add the command `twinkle {name}`. "
+                    f"Uninstall one, or set TWINKLE_DISABLE_PLUGINS={plugin.name}.")
+            targets[name] = (plugin, target)
+    return {name: target for name, (_, target) in targets.items()}
+
+
+def detect_launcher(environ: Mapping[str, str]) -> str | None:
+    """Return the launcher that recognises this environment, or None. Raises: `ModeError` if two do."""
+    answers: dict[str, Plugin] = {}
+    for plugin in load().found:
+        for mode in load().call(plugin, "twinkle_detect_launcher", environ=environ):
+            answers[str(mode)] = plugin
+    if len(answers) > 1:
+        both = " and ".join(f"`{mode}` (of {plugin.distribution})" for mode, plugin in sorted(answers.items()))
+        raise ModeError(f"The launchers {both} both recognise this environment. Say which: `twinkle launch --mode NAME`, or "
+                        "`initialize(mode=NAME)`.")
+    return next(iter(answers), None)
+
+
+def configure(session: "Session") -> None:
+    """Let every plugin prepare for a run."""
+    for plugin in load().found:
+        load().call(plugin, "twinkle_configure", session=session)
+
+
+def log_metrics(step: int, metrics: Mapping[str, float]) -> None:
+    """Hand the numbers of a step to every tracker."""
+    for plugin in load().found:
+        load().call(plugin, "twinkle_log_metrics", step=step, metrics=metrics)
+
+
+def report_error(error: BaseException, where: str) -> None:
+    """Report an error at a process boundary to every plugin that reports errors."""
+    for plugin in load().found:
+        load().call(plugin, "twinkle_report_error", error=error, where=where)

@@ -1,0 +1,1 @@
+"""Preprocessors turn a row of a dataset into a `Trajectory`."""

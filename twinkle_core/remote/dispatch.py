@@ -1,0 +1,100 @@
+"""Which arguments each rank of a group gets: pure functions over (arguments, mesh), without torch and without processes.
+
+`all` gives every rank everything. `slice` cuts lists into one piece a rank, `slice_dp` into one piece a data rank, so that
+ranks which differ in tp or pp only get the same piece. Pieces are contiguous and in order, and their lengths differ by at most
+one; a rank may get an empty list. A list is cut wherever it stands, in nested dicts too; what is not a list goes to every rank.
+
+A list of `SampleResponse` is first flattened to one feature a sequence. The two features of a preference pair stay together.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from twinkle_core.data_format import flatten_responses
+from twinkle_core.errors import ArgumentError
+from twinkle_core.mesh import DeviceMesh
+from twinkle_core.remote.marks import Dispatch
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The positional and keyword arguments of one rank."""
+
+
+def dispatch(how: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: DeviceMesh) -> list[Call]:
+    """Return the arguments of every rank of `mesh`, in the order of the ranks.
+
+    A function as `how` is called as `how(args, kwargs, mesh)` and returns this list itself.
+
+    Raises: `ArgumentError` if lists that are cut together differ in length, or a function returns a wrong number of calls.
+    """
+    if callable(how):
+        calls = list(how(args, kwargs, mesh))
+        if len(calls) != mesh.world_size:
+            raise ArgumentError(f"The dispatch function `{getattr(how, '__name__', how)}` returned {len(calls)} calls for "
+                                f"{mesh.world_size} ranks. Return one (args, kwargs) a rank.")
+        return calls
+    if how == "all":
+        return [(args, kwargs) for _ in range(mesh.world_size)]
+    args, kwargs = _map_lists((args, kwargs), flatten_responses)
+    pieces = mesh.world_size if how == "slice" else mesh.data_world_size
+    bounds = _bounds((args, kwargs), pieces)
+    piece_of = (lambda rank: rank) if how == "slice" else mesh.data_rank
+    return [_cut((args, kwargs), bounds[piece_of(rank)]) for rank in range(mesh.world_size)]
+
+
+def partition(length: int, pieces: int) -> list[range]:
+    """Return `pieces` contiguous ranges that cover range(length) in order; their lengths differ by at most one."""
+    starts = [length * piece // pieces for piece in range(pieces + 1)]
+    return [range(start, end) for start, end in zip(starts, starts[1:], strict=False)]
+
+
+def partition_rows(items: list[Any], pieces: int) -> list[range]:
+    """Return `pieces` contiguous ranges of `items` that never part the two features of a preference pair."""
+    starts = [0] if items else []
+    for index in range(1, len(items)):
+        pair = _pair_id(items[index])
+        if pair is None or pair != _pair_id(items[index - 1]):
+            starts.append(index)
+    ends = [*starts[1:], len(items)]
+    return [range(starts[rows.start], ends[rows.stop - 1]) if rows else range(0) for rows in partition(len(starts), pieces)]
+
+
+def _pair_id(item: Any) -> Any:
+    return cast("Mapping[str, Any]", item).get("pair_id") if isinstance(item, Mapping) else None
+
+
+def _bounds(call: Call, pieces: int) -> list[range]:
+    lists: list[tuple[str, list[Any]]] = []
+    _map_lists(call, lambda value: value, found=lists)
+    if not lists:
+        raise ArgumentError("Nothing to slice: no argument is a list. Pass the batch as a list.")
+    first_name, first = lists[0]
+    for name, other in lists[1:]:
+        if len(other) != len(first):
+            raise ArgumentError(
+                f"{name} has {len(other)} entries, {first_name} has {len(first)}. What is sliced together needs one entry for each "
+                "sequence (a `SampleResponse` counts once a sequence).")
+    return partition_rows(first, pieces)
+
+
+def _cut(call: Call, rows: range) -> Call:
+    return _map_lists(call, lambda value: value[rows.start:rows.stop])
+
+
+def _map_lists(
+    call: Call, function: Callable[[list[Any]], list[Any]], *, found: list[tuple[str, list[Any]]] | None = None,
+) -> Call:
+    """Return `call` with every list, in nested dicts too, replaced by `function(list)`; append (name, list) to `found`."""
+
+    def walk(value: Any, name: str) -> Any:
+        if isinstance(value, list):
+            rows = cast("list[Any]", value)
+            if found is not None:
+                found.append((name, rows))
+            return function(rows)
+        if isinstance(value, dict):
+            return {key: walk(item, f"{name}[{key!r}]") for key, item in cast("dict[Any, Any]", value).items()}
+        return value
+
+    args, kwargs = call
+    return (tuple(walk(value, f"Argument {index}") for index, value in enumerate(args)),
+            {name: walk(value, f"`{name}`") for name, value in kwargs.items()})

@@ -1,0 +1,1 @@
+"""Rewards score sampled answers."""

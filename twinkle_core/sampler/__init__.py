@@ -1,0 +1,1 @@
+"""Samplers draw completions from a model."""

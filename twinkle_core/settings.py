@@ -1,0 +1,106 @@
+"""Environment variables: the only module that reads them.
+
+Twinkle's own begin with `TWINKLE_`; bare names such as `MODE` or `SEED` are never taken as options. A value that is not one of
+the allowed literals is an error, so `TWINKLE_TRUST_REMOTE_CODE=0` means off.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from twinkle_core.errors import ArgumentError, did_you_mean, listing
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+_LAUNCH = "TWINKLE_LAUNCH"
+
+
+def environ() -> Mapping[str, str]:
+    """Return the environment, for the hook `twinkle_detect_launcher`."""
+    return os.environ
+
+
+def _flag(name: str, *, default: bool) -> bool:
+    value = os.environ.get(name)
+    if value is None:
+        return default
+    if value.strip().lower() in _TRUE:
+        return True
+    if value.strip().lower() in _FALSE:
+        return False
+    raise ArgumentError(f"The environment variable `{name}={value}` is not a switch. Use 1 or 0.")
+
+
+def trust_remote_code() -> bool:
+    """`TWINKLE_TRUST_REMOTE_CODE`: whether code that ships with a model may run where the script does not say. Default: no."""
+    return _flag("TWINKLE_TRUST_REMOTE_CODE", default=False)
+
+
+def disabled_plugins() -> frozenset[str]:
+    """`TWINKLE_DISABLE_PLUGINS`: entry-point names, separated by commas, of plugins that are not loaded."""
+    return frozenset(name.strip() for name in os.environ.get("TWINKLE_DISABLE_PLUGINS", "").split(",") if name.strip())
+
+
+@dataclass(frozen=True)
+class ProcessRank:
+    """The place of this process among those that `torchrun` started."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+def torchrun_rank() -> ProcessRank | None:
+    """Return the place of this process if `torchrun` started it, else None.
+
+    torchrun is recognised by `TORCHELASTIC_RUN_ID`, which nothing else sets; a bare `WORLD_SIZE` means nothing.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    return ProcessRank(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """What the command line asked for. `None` and missing options were left to the script.
+
+    Attributes:
+        mode: value for `initialize(mode=)`.
+        mesh: as `DeviceMesh.parse` reads it.
+        nproc_per_node: processes a node.
+        groups: group name -> ranks.
+        options: the launcher's own options.
+    """
+
+    mode: str | None = None
+    mesh: str | None = None
+    nproc_per_node: int | None = None
+    groups: dict[str, int] = field(default_factory=lambda: dict[str, int]())
+    options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+
+    def to_environ(self) -> dict[str, str]:
+        """Return the variables that hand this request to a process which a launcher starts."""
+        return {_LAUNCH: json.dumps(asdict(self))}
+
+
+def launch_request() -> LaunchRequest:
+    """Return what `twinkle launch` asked of this process; empty when the script was started by itself."""
+    text = os.environ.get(_LAUNCH)
+    if not text:
+        return LaunchRequest()
+    try:
+        values = json.loads(text)
+        return LaunchRequest(**values)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"The environment variable `{_LAUNCH}` is set by `twinkle launch` and holds {text!r}, which it "
+                            "did not write. Unset it.") from error
+
+
+def check_environ() -> None:
+    """Raise `ArgumentError` for a variable that begins with `TWINKLE_` and that nothing reads, most likely a typo."""
+    known = (_LAUNCH, "TWINKLE_DISABLE_PLUGINS", "TWINKLE_TRUST_REMOTE_CODE", "TWINKLE_BASE_URL", "TWINKLE_API_KEY")
+    for name in os.environ:
+        if name.startswith("TWINKLE_") and name not in known:
+            raise ArgumentError(f"The environment variable `{name}` means nothing to Twinkle.{did_you_mean(name, known)} "
+                                f"Known: {listing(known)}.")

@@ -1,0 +1,1 @@
+"""Templates turn conversations into tokens and labels, and tokens into messages."""
