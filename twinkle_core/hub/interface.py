@@ -1,6 +1,7 @@
 """The interface of a place that models and datasets come from."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,12 +12,15 @@ class Hub(ABC):
     """A service, cache or package that turns an id into a folder on disk. Its registered name is the URI scheme."""
 
     @abstractmethod
-    def find_cached(self, repo_id: str, *, kind: Kind, revision: str | None = None) -> Path | None:
-        """Return the folder that holds `repo_id` already, complete, without a request; else None."""
+    def find_cached(self, repo_id: str, *, kind: Kind, revision: str | None = None, patterns: Sequence[str] = ()) -> Path | None:
+        """Return the folder that holds `repo_id` already, complete, without a request; else None.
+
+        `patterns`: file patterns that are enough, e.g. those of a tokenizer; none means everything.
+        """
 
     @abstractmethod
-    def fetch(self, repo_id: str, *, kind: Kind, revision: str | None = None) -> Path:
-        """Return the folder of `repo_id`, downloading what is missing.
+    def fetch(self, repo_id: str, *, kind: Kind, revision: str | None = None, patterns: Sequence[str] = ()) -> Path:
+        """Return the folder of `repo_id`, downloading what is missing of the files that match `patterns`.
 
         Raises: `HubError` with what was looked for, where, and what to do.
         """

@@ -5,8 +5,8 @@ with one adapter, or none, it may be left out.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from twinkle_core.data_format import ModelOutput
 from twinkle_core.remote import RemoteComponent, remote_function
@@ -130,17 +130,16 @@ class TrainableModel(RemoteComponent):
         with_optimizer: bool = False,
         merge: bool = False,
         keep_last: int | None = None,
-        data_state: Mapping[str, Any] | None = None,
     ) -> str:
         """Save a checkpoint and return what `load`, `resume_from_checkpoint` and `sample(adapter_uri=)` take.
 
         The folder is `output_dir/name`, then `name@2`, `name@3`: what was saved once never changes.
 
         Args:
-            with_optimizer: also what `resume_from_checkpoint` needs.
+            with_optimizer: also what `resume_from_checkpoint` needs: optimizer, scheduler, random state, and the positions of
+                this run's data loaders.
             merge: save the model with the adapter merged into it.
             keep_last: delete older versions of this name but the last so many.
-            data_state: of the `DataLoader` (`get_state()`), to be given back on resume.
         """
 
     @remote_function()
@@ -150,11 +149,11 @@ class TrainableModel(RemoteComponent):
 
     @remote_function()
     @abstractmethod
-    def resume_from_checkpoint(self, path: str, *, adapter_name: str = "") -> Any:
-        """Load weights, optimizer, scheduler and random state; return the data state, which `DataLoader` resumes from.
+    def resume_from_checkpoint(self, path: str, *, adapter_name: str = "") -> str | Literal[False]:
+        """Load weights, optimizer, scheduler and random state; return the checkpoint, for `DataLoader.resume_from_checkpoint`.
 
         `path`: a checkpoint, or a folder of checkpoints: the newest complete one. Returns False if such a folder holds none.
-        Raises: `CheckpointError` if a part is missing.
+        Raises: `CheckpointError` if a part is missing, before anything in memory has changed.
         """
 
     @remote_function()
