@@ -1,0 +1,12 @@
+"""Losses: per-token log-probabilities to a sum and a count."""
+
+from typing import TYPE_CHECKING
+
+from twinkle_core.loss.interface import Loss as Loss
+
+if TYPE_CHECKING:
+    from twinkle_core.loss.cross_entropy import CrossEntropyLoss as CrossEntropyLoss
+else:
+    from twinkle_core.registry import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, kind="losses")

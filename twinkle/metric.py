@@ -1,0 +1,12 @@
+"""Metrics: numbers about a step."""
+
+from typing import TYPE_CHECKING
+
+from twinkle_core.metric.interface import Metric as Metric
+
+if TYPE_CHECKING:
+    from twinkle_core.metric.accuracy import Accuracy as Accuracy
+else:
+    from twinkle_core.registry import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, kind="metrics")

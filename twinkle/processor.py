@@ -1,0 +1,3 @@
+"""How features become tensors."""
+
+from twinkle_core.processor import InputProcessor as InputProcessor
