@@ -1,0 +1,188 @@
+"""From what a script says to a `torch.optim` optimizer or a learning-rate scheduler.
+
+A class, a name, or a function is taken; anything else is an error that lists what is allowed. When the optimizer steps and when
+the scheduler advances is the model's business.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from twinkle_core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ModelError,
+    TwinkleError,
+    UnknownArgumentError,
+    UnknownNameError,
+    check_keywords,
+    did_you_mean,
+    listing,
+)
+from twinkle_core.model.schedulers import CosineWarmupScheduler, LinearWarmupScheduler
+
+LORA_LR, FULL_LR = 1e-4, 1e-5
+ADAMW_DEFAULTS: Mapping[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.01}
+
+T = TypeVar("T")
+
+_NEEDS_CLOSURE = "LBFGS"
+_NEEDS_METRIC = "ReduceLROnPlateau"
+_OWN_SCHEDULERS: Mapping[str, type[LRScheduler]] = {
+    "CosineWarmupScheduler": CosineWarmupScheduler, "LinearWarmupScheduler": LinearWarmupScheduler}
+
+
+def build_optimizer(
+    value: Any, parameters: Iterable[torch.nn.Parameter], options: Mapping[str, Any] | None = None, *, is_lora: bool,
+) -> Optimizer:
+    """Return an optimizer of `parameters`.
+
+    Args:
+        value: None (AdamW), a class, a name in `torch.optim`, or a function of the list of parameters (and of `options`) that
+            returns an optimizer of them, e.g. with parameter groups.
+        parameters: the trainable ones.
+        options: keywords of the class or function. A class that takes `lr` and is not told one gets 1e-4 for a LoRA and 1e-5
+            for the full model; AdamW gets betas 0.9 / 0.999 and weight decay 0.01.
+        is_lora: whether the parameters are those of an adapter.
+
+    Raises: `ArgumentTypeError`, `UnknownArgumentError`, `UnknownNameError`, `ArgumentError` for a value that the optimizer
+        refuses, `ModelError` if there is nothing to train.
+    """
+    trainable, given = list(parameters), dict(options or {})
+    if not trainable:
+        raise ModelError("There is no trainable parameter to optimize. Add an adapter, or unfreeze parameters of the model.")
+    value = torch.optim.AdamW if value is None else value
+    if isinstance(value, str):
+        value = _by_name("optimizer", value, _torch_optimizers(), "torch.optim")
+    if isinstance(value, type) and issubclass(value, Optimizer):
+        if value.__name__ == _NEEDS_CLOSURE:
+            raise ArgumentError("`LBFGS` evaluates the loss several times a step, which `forward_backward` and `step` cannot do. "
+                                "Use another optimizer, e.g. `AdamW`.")
+        keywords = _keywords(value)
+        check_keywords(f"set_optimizer({value.__name__})", given, keywords or given)
+        if "lr" in keywords:
+            given = {"lr": LORA_LR if is_lora else FULL_LR, **given}
+        if value is torch.optim.AdamW:
+            given = {**ADAMW_DEFAULTS, **given}
+        return _construct("optimizer", value, trainable, given)
+    if not callable(value) or isinstance(value, type):
+        raise ArgumentTypeError(
+            f"`set_optimizer` got a {_type_name(value)}. Pass a class of `torch.optim`, its name such as \"AdamW\", or a function "
+            "that takes the list of parameters and returns an optimizer.")
+    optimizer = _call_function("set_optimizer", value, trainable, given, Optimizer)
+    _check_ownership(optimizer, trainable)
+    return optimizer
+
+
+def build_scheduler(value: Any, optimizer: Optimizer, options: Mapping[str, Any] | None = None) -> LRScheduler:
+    """Return a learning-rate scheduler of `optimizer`, advanced by `step()` without arguments.
+
+    Args:
+        value: a class, a name in `torch.optim.lr_scheduler`, "CosineWarmupScheduler", "LinearWarmupScheduler", or a function of
+            the optimizer (and of `options`) that returns a scheduler of it.
+        optimizer: whose learning rates it sets.
+        options: keywords of the class or function.
+
+    Raises: as `build_optimizer`.
+    """
+    given = dict(options or {})
+    if isinstance(value, str):
+        value = _by_name("scheduler", value, {**_torch_schedulers(), **_OWN_SCHEDULERS}, "torch.optim.lr_scheduler and Twinkle")
+    if isinstance(value, type) and issubclass(value, LRScheduler):
+        _refuse_plateau(value)
+        check_keywords(f"set_lr_scheduler({value.__name__})", given, _keywords(value) or given)
+        return _construct("scheduler", value, optimizer, given)
+    if not callable(value) or isinstance(value, type):
+        raise ArgumentTypeError(
+            f"`set_lr_scheduler` got a {_type_name(value)}. Pass a class of `torch.optim.lr_scheduler`, a name such as "
+            "\"CosineWarmupScheduler\", or a function that takes the optimizer and returns a scheduler.")
+    scheduler = _call_function("set_lr_scheduler", value, optimizer, given, LRScheduler)
+    _refuse_plateau(type(scheduler))
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ModelError("The function given to `set_lr_scheduler` returned a scheduler of another optimizer. Build it from the "
+                         "optimizer that the function gets.")
+    return scheduler
+
+
+def optimizer_names() -> list[str]:
+    """Return the names that `build_optimizer` takes."""
+    return sorted(set(_torch_optimizers()) - {_NEEDS_CLOSURE})
+
+
+def scheduler_names() -> list[str]:
+    """Return the names that `build_scheduler` takes."""
+    return sorted({*_torch_schedulers(), *_OWN_SCHEDULERS} - {_NEEDS_METRIC})
+
+
+def _torch_optimizers() -> dict[str, type[Optimizer]]:
+    return _subclasses(vars(torch.optim), Optimizer)
+
+
+def _torch_schedulers() -> dict[str, type[LRScheduler]]:
+    return _subclasses(vars(lr_scheduler), LRScheduler)
+
+
+def _subclasses(members: Mapping[str, Any], base: type[T]) -> dict[str, type[T]]:
+    return {name: member for name, member in members.items()
+            if isinstance(member, type) and issubclass(member, base) and member.__name__ not in (base.__name__, "_LRScheduler")}
+
+
+def _by_name(what: str, name: str, known: Mapping[str, type[T]], where: str) -> type[T]:
+    if name in known:
+        return known[name]
+    raise UnknownNameError(f"There is no {what} `{name}` in {where}.{did_you_mean(name, known)} Names: {listing(known)}.")
+
+
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    """Return the keywords after the first parameter; none where the signature is open (`**kwargs`)."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return []
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+
+
+def _construct(what: str, build: Callable[..., Any], target: Any, options: Mapping[str, Any]) -> Any:
+    try:
+        return build(target, **options)
+    except TwinkleError:
+        raise
+    except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+        said = ", ".join(f"{name}={option!r}" for name, option in options.items())
+        raise ArgumentError(f"The {what} `{build.__name__}({said})` was refused: {error}. Change the value, or leave it out for "
+                            "the default.") from error
+
+
+def _call_function(where: str, function: Callable[..., Any], target: Any, options: Mapping[str, Any], result: type) -> Any:
+    try:
+        signature = inspect.signature(function)
+        signature.bind(target, **options)
+    except TypeError as error:
+        raise UnknownArgumentError(f"The function given to `{where}` cannot be called with one argument and the keywords "
+                                   f"{listing(options)}: {error}. Change its parameters or the keywords.") from error
+    made = function(target, **options)
+    if not isinstance(made, result):
+        raise ArgumentTypeError(f"The function given to `{where}` returned a {type(made).__name__}. Return a "
+                                f"`{result.__module__.removesuffix('.optimizer')}.{result.__name__}`.")
+    return made
+
+
+def _check_ownership(optimizer: Optimizer, trainable: Sequence[torch.nn.Parameter]) -> None:
+    known = {id(parameter) for parameter in trainable}
+    foreign = sum(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"])
+    if foreign:
+        raise ModelError(f"The function given to `set_optimizer` returned an optimizer with {foreign} parameter(s) that this model "
+                         "does not train. Use the parameters that the function gets.")
+
+
+def _refuse_plateau(scheduler: type) -> None:
+    if scheduler.__name__ == _NEEDS_METRIC:
+        raise ArgumentError("`ReduceLROnPlateau` needs a metric at every step, which `lr_step()` does not have. Use a schedule of "
+                            "steps such as `CosineWarmupScheduler`.")
+
+
+def _type_name(value: Any) -> str:
+    return f"class `{value.__name__}`" if isinstance(value, type) else type(value).__name__
