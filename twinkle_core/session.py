@@ -91,10 +91,7 @@ def start(
 
     Raises: `ModeError` if one is active, or if the script and the command line ask for different things.
     """
-    global _active
-    if _active is not None:
-        raise ModeError(f"Twinkle is already initialized in mode `{_active.mode}`. Call `initialize` once, before the first "
-                        "component is built.")
+    _check_none_active()
     settings.check_environ()
     request = settings.launch_request()
     chosen = _agree("mode", mode, request.mode) or plugins.detect_launcher(settings.environ()) or "local"
@@ -110,10 +107,27 @@ def start(
         mode=chosen, launcher=launcher, mesh=mesh, groups=_groups(groups, request.groups), lazy_collect=lazy_collect,
         seed=seed, options=merged)
     launcher.start(session)
+    adopt(session)
+    try:
+        plugins.configure(session)
+    except BaseException:
+        stop()
+        raise
+    return session
+
+
+def adopt(session: Session) -> None:
+    """Make `session` the one of this process, until `stop`. Raises: `ModeError` if there is one."""
+    global _active
+    _check_none_active()
     _active = session
     atexit.register(stop)
-    plugins.configure(session)
-    return session
+
+
+def _check_none_active() -> None:
+    if _active is not None:
+        raise ModeError(f"Twinkle is already initialized in mode `{_active.mode}`. Call `initialize` once, before the first "
+                        "component is built.")
 
 
 def current() -> Session:

@@ -1,0 +1,213 @@
+"""How a run starts: script against command line, meshes against processes, options, groups, and how it ends."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import twinkle
+from twinkle import DeviceGroup, DeviceMesh
+from twinkle_core import session, settings
+from twinkle_core.errors import ArgumentError, MeshError, MissingExtraError, MissingPluginError, ModeError, UnknownNameError
+from twinkle_core.remote import RemoteComponent
+from twinkle_core.settings import LaunchRequest
+
+
+class Thing(RemoteComponent):
+    def __init__(self, *, remote_group: str | None = None, device_mesh: DeviceMesh | None = None) -> None:
+        pass
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Say what the command line asked for."""
+
+    def ask(**request: Any) -> None:
+        for name, value in LaunchRequest(**request).to_environ().items():
+            monkeypatch.setenv(name, value)
+
+    return ask
+
+
+@pytest.fixture
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Say that torchrun started this process as one of several ranks."""
+
+    def ranks(rank: int, world_size: int) -> None:
+        for name, value in dict(TORCHELASTIC_RUN_ID="1", RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size).items():
+            monkeypatch.setenv(name, str(value))
+
+    return ranks
+
+
+def test_a_script_that_says_nothing_runs_in_mode_local_with_the_default_seed() -> None:
+    Thing()
+    current = session.current()
+    assert (current.mode, current.mesh, current.seed) == ("local", None, 42)
+
+
+def test_initialize_twice_is_an_error() -> None:
+    twinkle.initialize()
+    with pytest.raises(ModeError, match="already initialized in mode `local`. Call `initialize` once, before the first component"):
+        twinkle.initialize()
+
+
+def test_the_command_line_chooses_where_the_script_is_silent(command_line: Any) -> None:
+    command_line(mode="local", mesh="dp=1", options={"log_dir": None})
+    twinkle.initialize()
+    assert session.current().mesh == DeviceMesh()
+
+
+def test_a_script_that_pins_another_mode_than_the_command_line_is_an_error(command_line: Any) -> None:
+    command_line(mode="ray")
+    with pytest.raises(ModeError, match="The script says mode `local`, the command line says `ray`. Change one of them"):
+        twinkle.initialize(mode="local")
+
+
+def test_a_script_that_pins_another_mesh_than_the_command_line_is_an_error(command_line: Any) -> None:
+    command_line(mesh="fsdp=2")
+    with pytest.raises(MeshError, match="The script says mesh `dp=2`, the command line says `fsdp=2`"):
+        twinkle.initialize(global_device_mesh=DeviceMesh.from_sizes(dp_size=2))
+
+
+def test_a_script_that_pins_another_group_size_than_the_command_line_is_an_error(command_line: Any) -> None:
+    command_line(groups={"model": 4})
+    with pytest.raises(ModeError, match="The script says ranks of group `model` `2`, the command line says `4`"):
+        twinkle.initialize(groups=[DeviceGroup("model", 2, "cpu")])
+
+
+def test_a_script_that_pins_another_option_than_the_command_line_is_an_error(command_line: Any, tmp_path: Path) -> None:
+    command_line(options={"log_dir": str(tmp_path / "a")})
+    with pytest.raises(ModeError, match="The script says log_dir"):
+        twinkle.initialize(log_dir=str(tmp_path / "b"))
+
+
+def test_an_unknown_option_names_the_near_one() -> None:
+    with pytest.raises(ArgumentError, match=r"has no option `logdir`. Did you mean `log_dir`"):
+        twinkle.initialize(logdir="x")
+
+
+def test_an_option_of_a_wrong_type_says_which_type() -> None:
+    with pytest.raises(ArgumentError, match="`log_dir=3` is a int. Use a str"):
+        twinkle.initialize(log_dir=3)
+
+
+def test_an_unknown_mode_names_what_there_is() -> None:
+    with pytest.raises(UnknownNameError, match=r"`locl` among launchers. Did you mean `local`"):
+        twinkle.initialize(mode="locl")
+
+
+@pytest.mark.skipif("ray" in __import__("twinkle_core.registry", fromlist=["names"]).names("launchers"), reason="twinkle-ray is here")
+def test_a_known_mode_says_what_to_install() -> None:
+    with pytest.raises(MissingPluginError, match="`ray` needs the `twinkle-ray` distribution.*pip install twinkle-ray"):
+        twinkle.initialize(mode="ray")
+
+
+def test_a_mesh_of_more_ranks_than_processes_is_refused() -> None:
+    with pytest.raises(MeshError, match=r"fsdp 2 .* has 2 ranks, but this run .* has 1"):
+        twinkle.initialize(global_device_mesh=DeviceMesh.from_sizes(fsdp_size=2))
+
+
+def test_several_processes_in_mode_local_need_torchrun() -> None:
+    with pytest.raises(ModeError, match="Start the script with `torchrun --nproc-per-node 2`"):
+        twinkle.initialize(nproc_per_node=2)
+
+
+def test_under_torchrun_without_a_mesh_all_ranks_are_dp(torchrun: Any) -> None:
+    torchrun(rank=1, world_size=4)
+    twinkle.initialize()
+    assert session.current().mesh == DeviceMesh(dp=4)
+    assert session.current().launcher.topology().rank == 1
+
+
+def test_under_torchrun_the_mesh_must_have_its_world_size(torchrun: Any) -> None:
+    torchrun(rank=0, world_size=4)
+    with pytest.raises(MeshError, match="has 2 ranks, but torchrun has 4"):
+        twinkle.initialize(global_device_mesh=DeviceMesh.from_sizes(tp_size=2))
+
+
+def test_a_bare_world_size_means_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in dict(WORLD_SIZE="8", RANK="3", MODE="ray", SEED="7", PORT="1").items():
+        monkeypatch.setenv(name, value)
+    twinkle.initialize()
+    assert session.current().mesh is None
+    assert session.current().seed == 42
+    assert session.current().launcher.topology().world_size == 1
+
+
+def test_a_group_that_was_not_declared_lists_those_that_were() -> None:
+    twinkle.initialize(groups=[DeviceGroup("model", 1, "cpu")])
+    Thing(remote_group="model")
+    with pytest.raises(ArgumentError, match=r"`remote_group='modle'` is not a group.*Did you mean `model`.*Groups: `model`"):
+        Thing(remote_group="modle")
+
+
+def test_two_groups_of_one_name_are_an_error() -> None:
+    with pytest.raises(ArgumentError, match="Two groups are called `a`"):
+        twinkle.initialize(groups=[DeviceGroup("a", 1, "cpu"), DeviceGroup("a", 1, "cpu")])
+
+
+def test_metrics_go_to_a_file_and_the_loss_is_drawn_at_the_end(tmp_path: Path) -> None:
+    twinkle.initialize(log_dir=str(tmp_path / "run"), plot=True)
+    session.current().report_metrics(1, {"loss": 2.0, "lr": 0.1})
+    session.current().report_metrics(2, {"loss": float("nan")})
+    twinkle.shutdown()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, 2.0), (2, None)]
+    assert (tmp_path / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert list((tmp_path / "run").glob("events.out.tfevents.*"))
+
+
+def test_a_second_run_in_one_log_folder_appends_and_draws_its_own_losses(tmp_path: Path) -> None:
+    for loss in (1.0, 2.0):
+        twinkle.initialize(log_dir=str(tmp_path))
+        session.current().report_metrics(1, {"loss": loss})
+        twinkle.shutdown()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_plot_needs_a_log_folder() -> None:
+    with pytest.raises(ArgumentError, match=r"`plot=True` needs a folder for loss.png. Say `log_dir` too"):
+        twinkle.initialize(plot=True)
+    assert session.active() is None
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("twinkle_core.trackers.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'twinkle-core\[plot\]'"):
+        twinkle.initialize(log_dir=str(tmp_path), plot=True)
+
+
+def test_a_log_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match="cannot be written to: .*Name a folder that can"):
+        twinkle.initialize(log_dir=str(tmp_path / "file" / "run"))
+
+
+@pytest.mark.parametrize(("value", "is_on"), [("1", True), ("true", True), ("0", False), ("False", False), ("", False)])
+def test_switches_in_the_environment_are_literals(value: str, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINKLE_TRUST_REMOTE_CODE", value)
+    assert settings.trust_remote_code() is is_on
+
+
+def test_another_value_of_a_switch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINKLE_TRUST_REMOTE_CODE", "maybe")
+    with pytest.raises(ArgumentError, match="`TWINKLE_TRUST_REMOTE_CODE=maybe` is not a switch. Use 1 or 0"):
+        settings.trust_remote_code()
+
+
+def test_a_misspelt_twinkle_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINKLE_DISABLE_PLUGIN", "qwen")
+    with pytest.raises(ArgumentError, match="Did you mean `TWINKLE_DISABLE_PLUGINS`"):
+        twinkle.initialize()
+
+
+def test_a_launch_request_survives_the_way_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = LaunchRequest(mode="local", mesh="dp=2", groups={"a": 1}, options={"log_dir": "a,b=c"})
+    for name, value in request.to_environ().items():
+        monkeypatch.setenv(name, value)
+    assert settings.launch_request() == request
+    monkeypatch.setenv("TWINKLE_LAUNCH", "{")
+    with pytest.raises(ArgumentError, match="TWINKLE_LAUNCH.*Unset it"):
+        settings.launch_request()
