@@ -8,4 +8,4 @@ if TYPE_CHECKING:
     from twinkle_core.testing.samplers import SamplerContract as SamplerContract
     from twinkle_core.testing.templates import TemplateContract as TemplateContract
 else:
-    from twinkle_core.testing import __getattr__, __dir__
+    from twinkle_core.testing import __dir__, __getattr__  # noqa: F401

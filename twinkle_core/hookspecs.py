@@ -5,6 +5,7 @@ what you need and take only the arguments you need. A *registry* hook returns da
 Nothing behind such a string is imported until somebody uses the name. No hook is `firstresult`: the order of installation
 never decides anything.
 """
+# pyright: reportReturnType=false
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

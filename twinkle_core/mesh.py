@@ -48,7 +48,8 @@ class DeviceMesh:
                 raise MeshError(f"`{name}_size={size!r}` is not a size. Use an integer >= 1.")
         for name, what in NOT_BUILT.items():
             if getattr(self, name) > 1:
-                raise MeshError(f"`{name}_size={getattr(self, name)}`: {what} (`{name}`) is not built yet. Leave `{name}_size` out.")
+                raise MeshError(
+                    f"`{name}_size={getattr(self, name)}`: {what} (`{name}`) is not built yet. Leave `{name}_size` out.")
         if self.vpp > 1 and self.pp == 1:
             raise MeshError(f"`vpp_size={self.vpp}` needs `pp_size` > 1: it is the number of layer chunks a pipeline rank holds.")
 
@@ -69,7 +70,7 @@ class DeviceMesh:
 
         Raises: `MeshError` if `world_size` is not the product of the sizes (without `vpp_size`), or an axis is not built yet.
         """
-        given = dict(pp=pp_size, dp=dp_size, fsdp=fsdp_size, cp=cp_size, tp=tp_size, ep=ep_size, vpp=vpp_size)
+        given = {"pp": pp_size, "dp": dp_size, "fsdp": fsdp_size, "cp": cp_size, "tp": tp_size, "ep": ep_size, "vpp": vpp_size}
         if world_size is not None and all(size is None for size in given.values()):
             given["dp"] = world_size
         mesh = cls(**{name: size for name, size in given.items() if size is not None})

@@ -98,10 +98,9 @@ def test_an_unknown_mode_names_what_there_is() -> None:
         twinkle.initialize(mode="locl")
 
 
-@pytest.mark.skipif("ray" in __import__("twinkle_core.registry", fromlist=["names"]).names("launchers"), reason="twinkle-ray is here")
 def test_a_known_mode_says_what_to_install() -> None:
-    with pytest.raises(MissingPluginError, match="`ray` needs the `twinkle-ray` distribution.*pip install twinkle-ray"):
-        twinkle.initialize(mode="ray")
+    with pytest.raises(MissingPluginError, match="`http` needs the `twinkle-http` distribution.*pip install twinkle-http"):
+        twinkle.initialize(mode="http")
 
 
 def test_a_mesh_of_more_ranks_than_processes_is_refused() -> None:

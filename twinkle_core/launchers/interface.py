@@ -123,5 +123,5 @@ class Launcher(ABC):
     def topology(self) -> Topology:
         """Return where this process stands."""
 
-    def shutdown(self) -> None:
+    def shutdown(self) -> None:  # noqa: B027  many launchers have nothing to stop
         """Stop what `start` started. Called once, at the end."""

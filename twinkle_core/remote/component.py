@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from twinkle_core import session
 from twinkle_core.errors import ArgumentTypeError, check_keywords
 
-T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 
@@ -50,9 +49,10 @@ class RemoteComponent(metaclass=RemoteMeta):
     """Base of components: `class Counter(RemoteComponent)`. Constructors take `remote_group=None, device_mesh=None`."""
 
 
-def build(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+def build(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return `cls(*args, **kwargs)` built in this process: what a launcher calls where the component is to live."""
-    return type.__call__(cls, *args, **kwargs)
+    component: Any = type.__call__(cls, *args, **kwargs)  # past `RemoteMeta.__call__`, which would ask the launcher again
+    return component
 
 
 def remote_class(cls: C) -> C:

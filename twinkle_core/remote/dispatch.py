@@ -7,6 +7,7 @@ one; a rank may get an empty list. A list is cut wherever it stands, in nested d
 A list of `SampleResponse` is first flattened to one feature a sequence. The two features of a preference pair stay together.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -37,14 +38,14 @@ def dispatch(how: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any], mesh:
     args, kwargs = _map_lists((args, kwargs), flatten_responses)
     pieces = mesh.world_size if how == "slice" else mesh.data_world_size
     bounds = _bounds((args, kwargs), pieces)
-    piece_of = (lambda rank: rank) if how == "slice" else mesh.data_rank
-    return [_cut((args, kwargs), bounds[piece_of(rank)]) for rank in range(mesh.world_size)]
+    ranks = range(mesh.world_size)
+    return [_cut((args, kwargs), bounds[rank if how == "slice" else mesh.data_rank(rank)]) for rank in ranks]
 
 
 def partition(length: int, pieces: int) -> list[range]:
     """Return `pieces` contiguous ranges that cover range(length) in order; their lengths differ by at most one."""
     starts = [length * piece // pieces for piece in range(pieces + 1)]
-    return [range(start, end) for start, end in zip(starts, starts[1:], strict=False)]
+    return [range(start, end) for start, end in itertools.pairwise(starts)]
 
 
 def partition_rows(items: list[Any], pieces: int) -> list[range]:

@@ -16,10 +16,9 @@ _OWN = frozenset({"__class__", "__repr__", "__dict__", "__doc__", "__module__", 
                   "__len__", "__iter__", "__getitem__", "_twinkle_ref", "_twinkle_launcher"})
 
 
-def make_handle(cls: type, *, launcher: Any, ref: Any) -> Any:
+def make_handle(cls: type[Any], *, launcher: Any, ref: Any) -> Any:
     """Return a handle on a component of class `cls`. `ref` is what `launcher.call` finds the ranks by: `ref_of(handle)`."""
-    handle_class = _handle_class(cls)
-    handle = object.__new__(handle_class)
+    handle: Any = object.__new__(_handle_class(cls))  # without __init__, which ran on the workers
     object.__setattr__(handle, "_twinkle_launcher", launcher)
     object.__setattr__(handle, "_twinkle_ref", ref)
     return handle
@@ -31,7 +30,7 @@ def ref_of(handle: Any) -> Any:
 
 
 @functools.cache
-def _handle_class(cls: type) -> type:
+def _handle_class(cls: type[Any]) -> type[Any]:
     methods = {name: _forward(cls, name) for name in marked_methods(cls)}
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,
@@ -39,8 +38,8 @@ def _handle_class(cls: type) -> type:
         "__doc__": cls.__doc__,
         "__getattribute__": _make_getattribute(cls, frozenset(methods)),
         "__setattr__": _refuse_set,
-        "__repr__": lambda self: f"<handle on {cls.__name__} at {ref_of(self)!r}>",
-        "__dir__": lambda self: sorted(methods),
+        "__repr__": _represent,
+        "__dir__": _list_methods,
         **methods,
     }
     handle_class = RemoteMeta(cls.__name__, (cls,), namespace)
@@ -68,6 +67,14 @@ def _make_getattribute(cls: type, methods: frozenset[str]) -> Any:
             f"methods: {listing(methods)}. To reach more, mark a method with `@remote_function`.")
 
     return getattribute
+
+
+def _represent(self: Any) -> str:
+    return f"<handle on {type(self).__name__} at {ref_of(self)!r}>"
+
+
+def _list_methods(self: object) -> list[str]:
+    return marked_methods(type(self))
 
 
 def _refuse_set(self: Any, name: str, value: Any) -> None:
