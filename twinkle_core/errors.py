@@ -6,7 +6,8 @@ the boundary, with `raise ... from error`.
 
     TwinkleError
     |-- ArgumentError (ValueError)              an argument, option or environment variable has a value that is not allowed
-    |   `-- MeshError                           sizes that do not fit each other or the number of processes
+    |   |-- MeshError                           sizes that do not fit each other or the number of processes
+    |   `-- UsageError                          a command line that cannot be understood; exit status 2
     |-- ArgumentTypeError (TypeError)           an argument of a wrong type
     |   `-- UnknownArgumentError                a keyword that the called function does not have
     |-- ModeError (RuntimeError)                two modes, or a call that the present mode or state does not allow
@@ -40,6 +41,10 @@ class ArgumentError(TwinkleError, ValueError):
 
 class MeshError(ArgumentError):
     """Sizes of a mesh or group do not fit each other, the model, or the number of processes."""
+
+
+class UsageError(ArgumentError):
+    """A command line that cannot be understood. `twinkle` ends with exit status 2."""
 
 
 class ArgumentTypeError(TwinkleError, TypeError):

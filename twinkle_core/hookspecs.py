@@ -23,8 +23,9 @@ hookimpl = pluggy.HookimplMarker("twinkle")
 def twinkle_add_commands(commands: dict[str, str]) -> None:
     """Add subcommands to `twinkle`. When: the command line starts. Who: `twinkle_core.cli`.
 
-    Put `commands["name"] = "package.module:function"`, a function that typer can read; it is imported when the command runs.
-    Two plugins that add one name are an error that names both.
+    Put `commands["name"] = "package.module:function"`, a function that typer can read or a `typer.Typer`. It is imported when the
+    command runs; what it returns is the exit status (None is 0). Its line in `twinkle --help` is the first line of its docstring,
+    or of the module's for a `typer.Typer`. Two plugins that add one name are an error that names both, when it is run.
     """
 
 

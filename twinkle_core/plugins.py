@@ -19,7 +19,6 @@ from twinkle_core import hookspecs, settings
 from twinkle_core.errors import (
     ArgumentError,
     BrokenPluginError,
-    DuplicateNameError,
     ModeError,
     PluginError,
     TwinkleError,
@@ -97,7 +96,7 @@ class Plugins:
             return plugin(reason=_DISABLED)
         try:
             module = entry_point.load()
-        except Exception as error:  # the boundary to foreign code: whatever it raises is its reason, shown and raised on use
+        except (Exception, SystemExit) as error:  # the boundary to foreign code: what it raises is its reason, shown, raised on use
             return plugin(reason=f"`import {entry_point.value}` failed: {type(error).__name__}: {error}")
         if not isinstance(module, ModuleType):
             return plugin(reason=f"the entry point names `{entry_point.value}`, which is a {type(module).__name__}. "
@@ -157,16 +156,24 @@ def _registered_names(module: ModuleType) -> tuple[dict[str, dict[str, str]], st
             return names, f"`{hook}` takes no arguments."
         try:
             registered: object = implementation()
-        except Exception as error:  # foreign code, as above
+        except (Exception, SystemExit) as error:  # foreign code, as above
             return names, f"`{hook}` raised {type(error).__name__}: {error}"
         if not isinstance(registered, Mapping):
             return names, (f"`{hook}` returned a {type(registered).__name__}. Return a mapping, public name -> "
                            "\"package.module:attribute\".")
         for name, target in cast("Mapping[Any, Any]", registered).items():
-            if not isinstance(name, str) or not isinstance(target, str) or target.count(":") != 1:
-                return names, f"`{hook}` maps {name!r} to {target!r}. Map a name to \"package.module:attribute\"."
+            if not _is_target(name, target):
+                return names, _bad_target(hook, name, target)
             names.setdefault(kind, {})[name] = target
     return names, ""
+
+
+def _is_target(name: Any, target: Any) -> bool:
+    return isinstance(name, str) and isinstance(target, str) and target.count(":") == 1
+
+
+def _bad_target(hook: str, name: Any, target: Any) -> str:
+    return f"`{hook}` maps {name!r} to {target!r}. Map a name to \"package.module:attribute\"."
 
 
 def _hook_advice(problem: str, module: ModuleType) -> str:
@@ -195,19 +202,31 @@ def load() -> Plugins:
     return loaded
 
 
-def add_commands() -> dict[str, str]:
-    """Return subcommand -> "package.module:function" of all plugins. Raises: `DuplicateNameError`."""
-    targets: dict[str, tuple[Plugin, str]] = {}
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A subcommand of `twinkle`: what plugins add under one name. More than one plugin is a conflict, an error when it is run."""
+
+    name: str
+    target: str
+    plugins: tuple[Plugin, ...]
+
+
+def add_commands() -> dict[str, Command]:
+    """Return the subcommands that plugins add. A plugin whose hook fails is named on stderr."""
+    commands: dict[str, Command] = {}
     for plugin in load().found:
         added: dict[str, str] = {}
-        load().call(plugin, "twinkle_add_commands", commands=added)
+        try:
+            load().call(plugin, "twinkle_add_commands", commands=added)
+        except TwinkleError as error:  # the plugin's fault, which must not take down the other commands
+            print(f"twinkle: {error}", file=sys.stderr)
         for name, target in added.items():
-            if name in targets:
-                raise DuplicateNameError(
-                    f"Both `{targets[name][0].distribution}` and `{plugin.distribution}` add the command `twinkle {name}`. "
-                    f"Uninstall one, or set TWINKLE_DISABLE_PLUGINS={plugin.name}.")
-            targets[name] = (plugin, target)
-    return {name: target for name, (_, target) in targets.items()}
+            if not _is_target(name, target):
+                print(f"twinkle: {_bad_target('twinkle_add_commands', name, target)} ({plugin.distribution})", file=sys.stderr)
+                continue
+            claims = commands[name].plugins if name in commands else ()
+            commands[name] = Command(name=name, target=target, plugins=(*claims, plugin))
+    return commands
 
 
 def detect_launcher(environ: Mapping[str, str]) -> str | None:
@@ -236,6 +255,9 @@ def log_metrics(step: int, metrics: Mapping[str, float]) -> None:
 
 
 def report_error(error: BaseException, where: str) -> None:
-    """Report an error at a process boundary to every plugin that reports errors."""
+    """Report an error at a process boundary to every plugin that reports errors. One that fails does not hide the error."""
     for plugin in load().found:
-        load().call(plugin, "twinkle_report_error", error=error, where=where)
+        try:
+            load().call(plugin, "twinkle_report_error", error=error, where=where)
+        except TwinkleError as failure:
+            print(f"twinkle: {failure}", file=sys.stderr)

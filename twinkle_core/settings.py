@@ -14,6 +14,7 @@ from twinkle_core.errors import ArgumentError, did_you_mean, listing
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 _LAUNCH = "TWINKLE_LAUNCH"
+DEBUG = "TWINKLE_DEBUG"
 
 
 def environ() -> Mapping[str, str]:
@@ -35,6 +36,11 @@ def _flag(name: str, *, default: bool) -> bool:
 def trust_remote_code() -> bool:
     """`TWINKLE_TRUST_REMOTE_CODE`: whether code that ships with a model may run where the script does not say. Default: no."""
     return _flag("TWINKLE_TRUST_REMOTE_CODE", default=False)
+
+
+def debug() -> bool:
+    """`TWINKLE_DEBUG`, which `twinkle --debug` sets: whether errors show every frame. Default: no."""
+    return _flag(DEBUG, default=False)
 
 
 def disabled_plugins() -> frozenset[str]:
@@ -99,7 +105,7 @@ def launch_request() -> LaunchRequest:
 
 def check_environ() -> None:
     """Raise `ArgumentError` for a variable that begins with `TWINKLE_` and that nothing reads, most likely a typo."""
-    known = (_LAUNCH, "TWINKLE_DISABLE_PLUGINS", "TWINKLE_TRUST_REMOTE_CODE", "TWINKLE_BASE_URL", "TWINKLE_API_KEY")
+    known = (_LAUNCH, DEBUG, "TWINKLE_DISABLE_PLUGINS", "TWINKLE_TRUST_REMOTE_CODE", "TWINKLE_BASE_URL", "TWINKLE_API_KEY")
     for name in os.environ:
         if name.startswith("TWINKLE_") and name not in known:
             raise ArgumentError(f"The environment variable `{name}` means nothing to Twinkle.{did_you_mean(name, known)} "

@@ -1,15 +1,13 @@
 """Mode `local`: this process, or one process a rank that torchrun started. A component is the object itself."""
 
 import os
-import runpy
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from twinkle_core import remote, settings
-from twinkle_core.errors import ArgumentError, ModeError
+from twinkle_core.errors import ModeError
 from twinkle_core.launchers.interface import Launcher, Topology
+from twinkle_core.launchers.script import check_script, run_script
 from twinkle_core.mesh import DeviceGroup, DeviceMesh
 from twinkle_core.session import Session
 from twinkle_core.settings import LaunchRequest
@@ -20,13 +18,10 @@ class LocalLauncher(Launcher):
 
     @classmethod
     def launch(cls, script: str | None, argv: Sequence[str], request: LaunchRequest) -> int:
-        """Run `script` as `python script` does: `__name__` is "__main__", `sys.argv` and `sys.path[0]` are the script's."""
+        """Run `script` in this process, as `python script` does."""
         path = check_script(script)
         os.environ.update(request.to_environ())
-        sys.argv = [str(script), *argv]
-        sys.path[0] = str(path.resolve().parent)
-        runpy.run_path(str(script), run_name="__main__")
-        return 0
+        return run_script(str(path), argv)
 
     def start(self, session: Session) -> None:
         """Check the mesh against the processes there are; under torchrun without a mesh, all of them are `dp`."""
@@ -57,17 +52,6 @@ class LocalLauncher(Launcher):
     def topology(self) -> Topology:
         """Return the rank that torchrun gave, or rank 0 of 1."""
         return self._topology
-
-
-def check_script(script: str | None) -> Path:
-    """Return the path of a script that can be run. Raises: `ArgumentError`."""
-    if script is None:
-        raise ArgumentError("`twinkle launch` needs a script. Use: twinkle launch [OPTIONS] SCRIPT [ARGS...]")
-    path = Path(script)
-    if not path.is_file():
-        raise ArgumentError(f"The script `{script}` is not a file{' but a folder' if path.is_dir() else ''} "
-                            f"(looked in `{Path.cwd()}`). Give the path of a Python file.")
-    return path
 
 
 def detect(environ: Mapping[str, str]) -> str | None:

@@ -1,0 +1,94 @@
+"""The console script `twinkle`: finds the command among those that plugins add, imports it, and shows how it failed.
+
+A command's module is imported when the command runs; its line in `twinkle --help` is read from the source text. What commands
+do is left to their modules.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+import twinkle_core
+from twinkle_core import plugins, settings
+from twinkle_core.cli.commands import load_command, summary
+from twinkle_core.cli.report import print_error
+from twinkle_core.errors import TwinkleError, UsageError
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `twinkle` with `argv` (default: the command line) and return the exit status.
+
+    0 means done, 1 an error, 2 a command line that cannot be understood, 130 Ctrl-C; a script's own `sys.exit` passes.
+    """
+    is_debug = False
+    try:
+        is_debug = settings.debug()
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        status = _INTERRUPTED
+    except (TwinkleError, typer.TyperException, typer.Abort) as error:
+        if is_debug or os.environ.get(settings.DEBUG) == "1":
+            traceback.print_exc()
+        return _failed(error)
+    if status == _INTERRUPTED:
+        print("\nInterrupted.", file=sys.stderr)
+    return status
+
+
+def _failed(error: Exception) -> int:
+    if isinstance(error, typer.TyperException):
+        context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text, which has been printed
+            return error.exit_code
+        hint = f" See: {context.command_path} --help" if context is not None else ""
+        print_error("UsageError", error.format_message() + hint)
+        return error.exit_code
+    print_error(type(error).__name__, str(error) or "stopped")
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def _run(argv: list[str]) -> int:
+    index = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
+    root = typer.Typer(name="twinkle", add_completion=False, rich_markup_mode="rich")
+    root.callback(no_args_is_help=True)(_root_options)
+    for name, command in plugins.add_commands().items():
+        def run(command: plugins.Command = command) -> int:
+            return _run_command(command, argv[index + 1:])
+
+        root.command(name, help=summary(command.target), add_help_option=False)(_without_arguments(run))
+    return _status(typer.main.get_command(root)(args=argv[:index + 1], prog_name="twinkle", standalone_mode=False))
+
+
+def _without_arguments(run: Callable[..., int]) -> Callable[[], int]:
+    return lambda: run()
+
+
+def _run_command(command: plugins.Command, argv: list[str]) -> int:
+    app = load_command(command)
+    return _status(app(args=argv, prog_name=f"twinkle {command.name}", standalone_mode=False))
+
+
+def _status(result: Any) -> int:
+    return result if isinstance(result, int) else 0
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"twinkle {twinkle_core.__version__}")
+        raise typer.Exit
+
+
+def _root_options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)]
+    = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show every frame of an error.")] = False,
+) -> None:
+    """Train large language models: your own loop, on one device, under torchrun, on a cluster."""
+    if debug:
+        os.environ[settings.DEBUG] = "1"

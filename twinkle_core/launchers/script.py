@@ -1,0 +1,49 @@
+"""Running a script in this process exactly as `python SCRIPT` does."""
+
+import builtins
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+from twinkle_core import plugins
+from twinkle_core.errors import ArgumentError, UsageError
+
+
+def check_script(script: str | None) -> Path:
+    """Return the path of a script that can be run. Raises: `UsageError` without one, `ArgumentError` if it is no file."""
+    if script is None:
+        raise UsageError("`twinkle launch` needs a script. Use: twinkle launch [OPTIONS] SCRIPT [ARGS...]")
+    path = Path(script)
+    if not path.is_file():
+        raise ArgumentError(f"The script `{script}` is not a file{' but a folder' if path.is_dir() else ''} "
+                            f"(looked in `{Path.cwd()}`). Give the path of a Python file.")
+    return path
+
+
+def run_script(script: str, argv: Sequence[str]) -> int:
+    """Run `script` as the `__main__` of this process and return the exit status: 1 after an error, which is reported.
+
+    `SystemExit` and `KeyboardInterrupt` pass. `__main__` stays the script's afterwards, for its threads, its functions that run at
+    exit, and what pickle and multiprocessing look up in it; `runpy` would put the old one back.
+    """
+    check_script(script)
+    path = os.path.abspath(script)
+    main = ModuleType("__main__")
+    main.__dict__.update(
+        __file__=path, __builtins__=builtins, __loader__=SourceFileLoader("__main__", path), __annotations__={}, __cached__=None)
+    sys.modules["__main__"] = main
+    sys.argv = [script, *argv]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    try:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, main.__dict__)
+    except Exception as error:  # the boundary to the user's code
+        plugins.report_error(error, where=f"script {script}")
+        return 1
+    return 0
