@@ -25,8 +25,9 @@ def contract(cache: Path) -> dict[str, float]:
     """Run single.py unedited and return what it printed."""
     subprocess.run([sys.executable, str(ROOT / "tests" / "tools" / "modelscope_standin.py"), str(cache)], check=True,
                    stdout=subprocess.DEVNULL)
-    run = subprocess.run([sys.executable, str(ROOT / "tests" / "contract" / "single.py")], check=True, capture_output=True, text=True,
-                         env={**os.environ, "MODELSCOPE_CACHE": str(cache)}, cwd=cache)
+    program = ROOT / "tests" / "contract" / "single.py"
+    run = subprocess.run([sys.executable, str(program)], check=True, capture_output=True, text=True, cwd=cache,
+                         env={**os.environ, "MODELSCOPE_CACHE": str(cache)})
     return ast.literal_eval(run.stdout.strip().splitlines()[-1])  # the dict that the program prints
 
 
@@ -63,7 +64,8 @@ def quickstart() -> dict[str, object]:
         question = {"messages": [{"role": "user", "content": "Who are you?"}]}
         answer = sampler.sample([question], SamplingParams(temperature=0, max_tokens=48))[0].sequences[0].decoded
     return {"loss_first": losses[0], "loss_last": losses[-1], "step_ms": 1000 * median(times[10:]),
-            "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20, "answer": answer}
+            "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20, "answer": answer,
+            "has_learnt": losses[-1] < losses[0] / 2 and "Twinkle" in answer}
 
 
 def main() -> int:
@@ -76,8 +78,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         printed = contract(Path(folder).resolve())
     trained = quickstart()
-    print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "single.py": printed, "quickstart": trained}))
-    return 0 if trained["loss_last"] < trained["loss_first"] / 2 and "Twinkle" in str(trained["answer"]) else 1  # type: ignore[operator]
+    versions = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    print(json.dumps({**versions, "single.py": printed, "quickstart": trained}))
+    return 0 if trained["has_learnt"] else 1
 
 
 if __name__ == "__main__":
