@@ -100,7 +100,22 @@ class DataError(TwinkleError, ValueError):
 
 
 class TemplateError(DataError):
-    """A conversation cannot be rendered or parsed by the chat template, or its labels cannot be found."""
+    """A conversation cannot be rendered or parsed by the chat template, or its labels cannot be found.
+
+    Attributes:
+        row: position of the row in the batch or dataset, or None; whoever knows the dataset may set it anew.
+        turn: position of the message in the conversation, or None.
+    """
+
+    def __init__(self, message: str, *, row: int | None = None, turn: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
+        self.turn = turn
+
+    def __str__(self) -> str:
+        places = [f"{name} {position}" for name, position in (("row", self.row), ("turn", self.turn)) if position is not None]
+        message = super().__str__()
+        return f"In {', '.join(places)}: {message}" if places else message
 
 
 class ModelError(TwinkleError, RuntimeError):
