@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 @hookimpl
 def twinkle_register_launchers() -> Mapping[str, str]:
-    return {"local": "twinkle_core.launchers.local:LocalLauncher"}
+    return {
+        "local": "twinkle_core.launchers.local:LocalLauncher",
+        "torchrun": "twinkle_core.launchers.torchrun:TorchrunLauncher",
+    }
 
 
 @hookimpl

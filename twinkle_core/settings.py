@@ -67,6 +67,16 @@ def torchrun_rank() -> ProcessRank | None:
     return ProcessRank(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
 
 
+def elastic_error_file() -> str | None:
+    """Return the file in which torch's elastic agent looks for the error of this rank, if it started this process."""
+    return os.environ.get("TORCHELASTIC_ERROR_FILE")
+
+
+def thread_environ(nproc: int) -> dict[str, str]:
+    """Return `OMP_NUM_THREADS=1` for several processes on one node, as torchrun does, unless it is set already."""
+    return {"OMP_NUM_THREADS": "1"} if nproc > 1 and "OMP_NUM_THREADS" not in os.environ else {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
     """What the command line asked for. `None` and missing options were left to the script.

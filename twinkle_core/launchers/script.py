@@ -4,7 +4,7 @@ import builtins
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +24,10 @@ def check_script(script: str | None) -> Path:
     return path
 
 
-def run_script(script: str, argv: Sequence[str]) -> int:
-    """Run `script` as the `__main__` of this process and return the exit status: 1 after an error, which is reported.
+def run_script(
+    script: str, argv: Sequence[str], *, on_error: Callable[[BaseException, str], None] = plugins.report_error,
+) -> int:
+    """Run `script` as the `__main__` of this process and return the exit status: 1 after an error, given to `on_error`.
 
     `SystemExit` and `KeyboardInterrupt` pass. `__main__` stays the script's afterwards, for its threads, its functions that run at
     exit, and what pickle and multiprocessing look up in it; `runpy` would put the old one back.
@@ -44,6 +46,6 @@ def run_script(script: str, argv: Sequence[str]) -> int:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, main.__dict__)
     except Exception as error:  # the boundary to the user's code
-        plugins.report_error(error, where=f"script {script}")
+        on_error(error, f"script {script}")
         return 1
     return 0
