@@ -14,7 +14,9 @@ import torch
 from twinkle_core.data_format import SamplingParams
 
 
-def choose(logits_RV: torch.Tensor, params: SamplingParams, *, uniform_R: torch.Tensor, seen_RV: torch.Tensor | None) -> torch.Tensor:
+def choose(
+    logits_RV: torch.Tensor, params: SamplingParams, *, uniform_R: torch.Tensor, seen_RV: torch.Tensor | None,
+) -> torch.Tensor:
     """Return one token a row, shape [R].
 
     The order is penalty, temperature, top-k, top-p. The draw inverts the cumulative distribution in fp64, whose rounding is far

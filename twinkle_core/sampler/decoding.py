@@ -11,6 +11,7 @@ Notation: P prompts, R rows (one a completion), T positions, V vocabulary.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from twinkle_core.data_format import SamplingParams, StopReason
+from twinkle_core.errors import SamplerError
 from twinkle_core.sampler.choosing import choose, uniforms
 
 LOGITS_BUDGET = 1 << 26
@@ -40,7 +42,8 @@ class Job:
 
     Attributes:
         prompts: token ids, none empty.
-        seeds: `params.num_samples` for each prompt, those of one prompt side by side.
+        samples: completions of each prompt.
+        seeds: one for each completion, those of one prompt side by side.
         max_tokens: most new tokens a prompt, each at most `params.max_tokens`.
         is_stop: called with the tokens of a completion after each new one.
         on_token: called with the row and its new token, for streaming.
@@ -48,6 +51,7 @@ class Job:
 
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
+    samples: int
     seeds: Sequence[int]
     max_tokens: Sequence[int]
     is_stop: Callable[[list[int]], bool]
@@ -120,7 +124,7 @@ class _Reader:
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep these rows, in this order; one may stand several times."""
-        self.cache.reorder_cache(rows)
+        self.cache.reorder_cache(rows)  # type: ignore[arg-type]
         self.next_position = self.next_position[rows]
         if self.mask is not None:
             self.mask = self.mask[rows]
@@ -144,13 +148,13 @@ class _Reader:
 
 def _decode(reader: _Reader, logits_PV: torch.Tensor, rows: list[Completion], job: Job) -> None:
     params, device = job.params, logits_PV.device
-    parents = torch.arange(len(job.prompts), device=device).repeat_interleave(params.num_samples)
-    limits = [limit for limit in job.max_tokens for _ in range(params.num_samples)]
+    parents = torch.arange(len(job.prompts), device=device).repeat_interleave(job.samples)
+    limits = [limit for limit in job.max_tokens for _ in range(job.samples)]
     steps = max(limits)
     reader.reserve(steps)
-    if params.num_samples > 1:
+    if job.samples > 1:
         reader.select(parents)
-    logits_RV = logits_PV[parents] if params.num_samples > 1 else logits_PV
+    logits_RV = logits_PV[parents] if job.samples > 1 else logits_PV
     uniform_RS = uniforms(job.seeds, steps if params.temperature > 0 else 0).to(device)
     seen_RV = _seen(job.prompts, logits_PV)[parents] if params.repetition_penalty != 1 else None
     active = list(range(len(rows)))  # row of the batch -> completion; shrinks when rows are done
@@ -188,6 +192,9 @@ def _record(
     for place, (row, token) in enumerate(zip(active, tokens_R.tolist(), strict=True)):
         if done[row]:
             continue
+        if math.isnan(logprobs[place]):
+            raise SamplerError(f"The model gave NaN after {len(rows[row].tokens)} new tokens. Its weights are not finite, or "
+                               'overflow in this dtype; check the checkpoint, or use dtype="bfloat16" or "float32".')
         completion = rows[row]
         completion.tokens.append(token)
         completion.logprobs.append(logprobs[place])
