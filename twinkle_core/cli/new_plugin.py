@@ -1,0 +1,2 @@
+def new(name: str) -> None:
+    """x"""
