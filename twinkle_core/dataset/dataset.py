@@ -118,7 +118,7 @@ class Dataset(RemoteComponent):
                     place = Place(first_row + start, origins)
                     verdicts, _ = each_row(rows, function, place, Tally(), on_bad_row="raise", doing="`filter`")
                     kept += [start + position for position, is_kept in enumerate(verdicts) if is_kept]
-                self._parts[index] = part.select(kept)
+                self._parts[index] = tables.select(part, kept)
             first_row += len(part)
 
     @remote_function()
@@ -182,7 +182,7 @@ class Dataset(RemoteComponent):
         self._require_rows("split")
         whole = mix(self._parts, interleave=False)
         train, test = split_positions(len(whole), test_size, session.current().seed if seed is None else seed)
-        return self._with_part(whole.select(train)), self._with_part(whole.select(test))
+        return self._with_part(tables.select(whole, train)), self._with_part(tables.select(whole, test))
 
     @remote_function()
     def __len__(self) -> int:

@@ -62,7 +62,7 @@ class Layout:
 
     def example(self, row: Mapping[str, Any]) -> Example:
         """Return the example of `row`, with its `user_data`. Raises: `DataError` naming the column."""
-        present = {name: row[name] for name in self.columns if row.get(name) is not None}
+        present = {name: value for name, value in row.items() if value is not None}
         missing = [name for name in self.required if name not in present]
         if missing:
             raise DataError(f"the column {listing(missing)} is empty. Fill it, or leave the row out (`on_bad_row=\"skip\"`).")
@@ -108,7 +108,12 @@ def _messages(value: Any, column: str) -> list[Message]:
         raise DataError(f"the column `{column}` holds a {type(value).__name__}, not a list of messages.")
     if not value:
         raise DataError(f"the column `{column}` holds no message.")
-    return [_message(turn, f"`{column}[{index}]`") for index, turn in enumerate(value)]
+    return [turn if _is_plain(turn) else _message(turn, f"`{column}[{index}]`") for index, turn in enumerate(value)]
+
+
+def _is_plain(turn: Any) -> bool:
+    """Whether a turn is a role and a text and nothing else, as most are: nothing to clean then."""
+    return type(turn) is dict and len(turn) == 2 and type(turn.get("role")) is str and type(turn.get("content")) is str
 
 
 def _message(turn: Any, where: str) -> Message:

@@ -29,7 +29,7 @@ def load(meta: DatasetMeta) -> "datasets.Dataset":
         files, root = _files(meta)
         part = _part_of(row for path in files for row in read_file(path, name=_name(path, root)))
         assert part is not None, "read_file raises for a file without rows"
-    return part if meta.data_slice is None else part.select(meta.positions(len(part)))
+    return part if meta.data_slice is None else tables.select(part, meta.positions(len(part)))
 
 
 def _files(meta: DatasetMeta) -> tuple[list[Path], Path | None]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
-from twinkle_core.dataset.table import ORIGIN, import_datasets, visible_columns
+from twinkle_core.dataset import table as tables
 from twinkle_core.errors import ArgumentError, DataError, listing
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ def mix(
         _check_probabilities(probabilities, len(parts), interleave)
     if len(parts) == 1:
         return parts[0]
-    library = import_datasets()
+    library = tables.import_datasets()
     aligned = _aligned(parts)
     if not interleave:
-        return library.concatenate_datasets(aligned)
+        return tables.as_part(library.concatenate_datasets(aligned))
     weights = None if probabilities is None else [float(p) for p in probabilities]
-    return library.interleave_datasets(aligned, probabilities=weights, seed=seed, stopping_strategy=strategy)
+    return tables.as_part(library.interleave_datasets(aligned, probabilities=weights, seed=seed, stopping_strategy=strategy))
 
 
 def _check_probabilities(probabilities: Sequence[float], parts: int, interleave: bool) -> None:
@@ -49,22 +49,17 @@ def _check_probabilities(probabilities: Sequence[float], parts: int, interleave:
 
 def _aligned(parts: Sequence["datasets.Dataset"]) -> list["datasets.Dataset"]:
     """The parts with the same columns of the same types."""
-    import pyarrow as pa
-
-    from twinkle_core.dataset import table as tables
-
-    columns = [set(visible_columns(part)) - {"user_data"} for part in parts]
+    columns = [set(tables.visible_columns(part)) - {"user_data"} for part in parts]
     if any(other != columns[0] for other in columns[1:]):
         kinds = "; ".join(f"({', '.join(sorted(names))})" for names in columns)
         raise DataError(f"The datasets to mix have different columns: {kinds}. Bring them into one shape with `map`, or call "
                         "`encode` "
                         "before `mix_dataset`.")
-    whole: pa.Table = tables.join([part.with_format("arrow")[:] for part in parts])
+    whole = tables.join([tables.arrow_rows(part, slice(None)) for part in parts])
     ends, aligned = 0, []
     for part in parts:
         aligned.append(tables.dataset_of(whole.slice(ends, len(part))))
         ends += len(part)
-    assert ORIGIN not in whole.column_names or len(whole.column(ORIGIN)) == ends, "every row keeps its origin"
     return aligned
 
 

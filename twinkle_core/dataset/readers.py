@@ -121,7 +121,7 @@ def _read_parquet(path: Path, name: str) -> Iterator[Row]:
 
 
 def _plain_rows(table: Any) -> Iterator[dict[str, Any]]:
-    """Rows of an Arrow table. Null keys of structs are dropped: Arrow makes them where rows differ in shape. JSON stays as it is."""
+    """Rows of an Arrow table. Null keys of structs, which Arrow makes where rows differ in shape, are dropped. JSON stays."""
     import pyarrow as pa
 
     from twinkle_core.dataset.table import values_of

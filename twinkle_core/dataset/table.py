@@ -9,8 +9,9 @@ A hidden column holds where each row came from ("chats.jsonl:17"); it follows th
 
 import itertools
 import json
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from twinkle_core.errors import DataError, MissingExtraError
 
@@ -150,13 +151,27 @@ def _cast(table: "pa.Table", schema: Mapping[str, Any]) -> "pa.Table":
 
 
 def dataset_of(table: "pa.Table") -> "datasets.Dataset":
-    """Return `table` as a dataset in memory. The library's cache on disk is not involved, so it cannot be stale."""
-    return import_datasets().Dataset(table)
+    """Return `table` as a dataset in memory that gives its rows as tables (see `arrow_rows`).
+
+    The library's cache on disk is not involved, so it cannot be stale; nor is its fingerprint, which would hash the whole table.
+    """
+    return as_part(import_datasets().Dataset(table, fingerprint=uuid.uuid4().hex))
+
+
+def as_part(dataset: "datasets.Dataset") -> "datasets.Dataset":
+    """Return `dataset` in the form in which this package holds datasets: rows are given as Arrow."""
+    return dataset.with_format("arrow")
+
+
+def select(part: "datasets.Dataset", positions: Iterable[int]) -> "datasets.Dataset":
+    """Return the rows of `part` at `positions`, in that order."""
+    return part.select(positions, new_fingerprint=uuid.uuid4().hex)
 
 
 def arrow_rows(part: "datasets.Dataset", key: Any) -> "pa.Table":
     """Return the rows of `part` at `key` (a slice, a range or a list of positions) as a table."""
-    return part.with_format("arrow")[key]
+    assert part.format["type"] == "arrow", "every part comes from `as_part`"
+    return cast("pa.Table", part[key])
 
 
 def rows_of(table: "pa.Table") -> list[dict[str, Any]]:
