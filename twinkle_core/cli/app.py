@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_debug = False
     try:
         is_debug = settings.debug()
-        status = _run(list(sys.argv[1:] if argv is None else argv))
+        status = _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
     except KeyboardInterrupt:
         status = _INTERRUPTED
     except (TwinkleError, typer.TyperException, typer.Abort) as error:
@@ -44,8 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _failed(error: Exception) -> int:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
-        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text, which has been printed
-            return error.exit_code
         hint = f" See: {context.command_path} --help" if context is not None else ""
         print_error("UsageError", error.format_message() + hint)
         return error.exit_code
@@ -56,7 +54,7 @@ def _failed(error: Exception) -> int:
 def _run(argv: list[str]) -> int:
     index = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
     root = typer.Typer(name="twinkle", add_completion=False, rich_markup_mode=None)  # rich's help adds 0.13 s to every start
-    root.callback(no_args_is_help=True, add_help_option=False)(_root_options)
+    root.callback(add_help_option=False)(_root_options)
     for name, command in plugins.add_commands().items():
         def run(command: plugins.Command = command) -> int:
             return _run_command(command, argv[index + 1:])

@@ -56,7 +56,10 @@ class Finding:
 
 
 def doctor(asks_help: Help = False) -> int:
-    """Say whether training can run here, and what to run where it cannot. The exit status is 0 if it can."""
+    """Say whether training can run here.
+
+    Shows versions, devices, hubs and plugins, and what to run where something is wrong. The exit status is 0 if training can run.
+    """
     sections: dict[str, Callable[[], Iterator[Finding]]] = {
         "environment": _environment, "libraries": _libraries, "devices": _devices, "hubs": _hubs, "plugins": _plugins}
     is_wrong = False
