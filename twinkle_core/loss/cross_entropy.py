@@ -17,6 +17,8 @@ class CrossEntropyLoss(Loss):
 
     logprob_gradient: ClassVar[float | None] = -1.0
 
-    def __call__(self, outputs: "TokenOutputs", targets: "torch.Tensor") -> "LossResult":
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride] - a loss names the inputs it takes: here none
+        self, outputs: "TokenOutputs", targets: "torch.Tensor",
+    ) -> "LossResult":
         """Return (minus the sum of the log-probabilities, the number of supervised tokens)."""
         return -outputs.logprobs.sum(), (targets != IGNORE_INDEX).sum()

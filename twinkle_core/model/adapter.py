@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from twinkle_core.loss.interface import Loss
     from twinkle_core.metric.interface import Metric
+    from twinkle_core.model.forward import MicroResult
     from twinkle_core.model.precision import LossScaler
     from twinkle_core.processor import InputProcessor, MicroBatch
 
@@ -126,6 +127,16 @@ class AdapterState:
     def is_window_complete(self) -> bool:
         """Whether as many backward passes as were said have added their gradients."""
         return self.micro_steps >= self.gradient_accumulation_steps
+
+    def note(self, batch: "MicroBatch", result: "MicroResult", *, is_training: bool) -> None:
+        """Count a micro-batch that ran."""
+        window = self.training if is_training else self.evaluation
+        window.loss_sum += result.loss_sum
+        window.count += result.count
+        window.num_tokens += batch.num_tokens
+        window.tokens_read += sum(batch.lengths)
+        for metric in self.metrics if is_training else self.eval_metrics:
+            metric.accumulate(result.outputs.detached(), batch.targets_BT, **batch.loss_inputs)
 
     def discard_gradients(self) -> None:
         """Forget the gradients held and begin a new window."""

@@ -7,7 +7,8 @@ that is said. Accumulating gradients is left to `twinkle_core.model.training`.
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 _PROBE_TOKENS = 8
 
 
-class MicroResult(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class MicroResult:
     """What one micro-batch gave.
 
     Attributes:
@@ -63,7 +65,7 @@ class ModuleRunner:
             value, count = self._apply(loss, outputs, batch)
         row = torch.cat([value.detach().double().reshape(1), count.double().reshape(1),
                          outputs.logprobs.detach().double().reshape(-1)]).tolist()
-        return MicroResult(value, row[0], row[1], _by_sequence(row[2:], batch), outputs)
+        return MicroResult(loss=value, loss_sum=row[0], count=row[1], logprobs=_by_sequence(row[2:], batch), outputs=outputs)
 
     def say_once(self, text: str) -> None:
         """Warn of something that costs time or memory, once a model."""
@@ -118,8 +120,8 @@ class ModuleRunner:
     def _apply(self, loss: Loss, outputs: TokenOutputs, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         result: Any = loss(outputs, batch.targets_BT, **batch.loss_inputs)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], torch.Tensor) or result[0].numel() != 1:
-            raise ModelError(f"The loss `{_name(loss)}` returned {_short(result)}. Return (sum, count): a tensor with one number, and how "
-                             "many tokens it is the sum over.")
+            raise ModelError(f"The loss `{_name(loss)}` returned {_short(result)}. Return (sum, count): a tensor with one number, "
+                             "and how many tokens it is the sum over.")
         value, count = result
         return value, torch.as_tensor(count, device=value.device)
 

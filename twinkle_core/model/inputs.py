@@ -17,8 +17,8 @@ _DEFAULT_LOSS = CrossEntropyLoss()
 def features_of(inputs: Any, state: AdapterState) -> list[Any]:
     """Return one feature a sequence: `inputs` may hold features, conversations (with a template) and `SampleResponse`s."""
     if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Sequence):
-        raise ArgumentTypeError(f"`inputs` is a {type(inputs).__name__}. Pass a list of features (as a `DataLoader` gives them), of "
-                                "conversations, or of `SampleResponse`s.")
+        raise ArgumentTypeError(f"`inputs` is a {type(inputs).__name__}. Pass a list of features (as a `DataLoader` gives them), "
+                                "of conversations, or of `SampleResponse`s.")
     items = flatten_responses(inputs)
     places = [index for index, item in enumerate(items) if isinstance(item, Mapping) and "messages" in item]
     if not places:
@@ -56,12 +56,12 @@ def choose_loss(
         return _DEFAULT_LOSS, {}
     name = _loss_name(state.loss)
     if missing:
-        raise ModelError(f"The loss `{name}` needs {listing(missing)}, which this call did not get. Pass them beside `inputs=`, one entry a "
-                         "sequence.")
+        raise ModelError(f"The loss `{name}` needs {listing(missing)}, which this call did not get. Pass them beside `inputs=`, "
+                         "one entry a sequence.")
     for key in inputs:
         if key not in required | optional and not takes_any:
-            allowed = listing(required | optional)
-            raise ModelError(f"The loss `{name}` takes no input `{key}`.{did_you_mean(key, required | optional)} It takes: {allowed}.")
+            allowed = required | optional
+            raise ModelError(f"The loss `{name}` takes no input `{key}`.{did_you_mean(key, allowed)} It takes: {listing(allowed)}.")
     return state.loss, inputs
 
 

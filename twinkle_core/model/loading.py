@@ -84,7 +84,8 @@ def _import_transformers() -> Any:
         import torch  # noqa: F401
         import transformers
     except ImportError as error:
-        raise MissingExtraError(f"Training needs `{error.name}`, which is not installed. Run: pip install 'twinkle-core[train]'") from error
+        raise MissingExtraError(f"Training needs `{error.name}`, which is not installed. "
+                                "Run: pip install 'twinkle-core[train]'") from error
     return transformers
 
 
@@ -104,5 +105,5 @@ def _check_complete(model_id: str, folder: Any, info: Any) -> None:
     missing = sorted(info.get("missing_keys", ()))
     if missing:
         shown = ", ".join(f"`{name}`" for name in missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise ModelError(f"The files of `{model_id}` in {folder} lack {len(missing)} weights of the model: {shown}. They would be random "
-                         "numbers. Fetch the model again, or name one whose files match its `config.json`.")
+        raise ModelError(f"The files of `{model_id}` in {folder} lack {len(missing)} weights of the model: {shown}. They would be "
+                         "random numbers. Fetch the model again, or name one whose files match its `config.json`.")

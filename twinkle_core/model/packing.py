@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _TOLERANCE = 1e-3
-"""Packed against single in fp32, relative to the largest hidden state. Qwen3.5's state leaks 0.034 where it leaks; noise is 1e-6."""
+"""Packed against single in fp32, relative to the largest hidden state. Qwen3.5's state leaks 0.034; noise is 1e-6."""
 
 
 def check_packing(runner: "ModuleRunner") -> None:
@@ -25,8 +25,9 @@ def check_packing(runner: "ModuleRunner") -> None:
     if reason is None and next(runner.module.parameters()).dtype == torch.float32:
         reason = _leak(runner)
     if reason is not None:
-        raise ModelError(f"`packing=True`: sequences in one row of `{type(runner.module).__name__}` would see each other: {reason}. Leave "
-                         "`packing` out; `micro_batch_size=` and rows of similar length also save padding.")
+        name = type(runner.module).__name__
+        raise ModelError(f"`packing=True`: sequences in one row of `{name}` would see each other: {reason}. Leave "
+                         " `packing` out; `micro_batch_size=` and rows of similar length also save padding.")
 
 
 def recurrent_reason(config: Any) -> str | None:

@@ -49,7 +49,9 @@ class Precision:
         dtype: what the user said of the weights, or None.
     """
 
-    def __init__(self, module: torch.nn.Module, *, dtype: torch.dtype | None, mixed_precision: str | None, device_type: str) -> None:
+    def __init__(
+        self, module: torch.nn.Module, *, dtype: torch.dtype | None, mixed_precision: str | None, device_type: str,
+    ) -> None:
         self.dtype, self.mixed_precision, self.device_type = dtype, mixed_precision, device_type
         self._module = module
         self._loaded: dict[str, torch.dtype] = {}

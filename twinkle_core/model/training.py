@@ -13,6 +13,7 @@ from twinkle_core.errors import ArgumentError, NonFiniteLossError
 from twinkle_core.model.adapter import AdapterState
 from twinkle_core.model.optimizers import build_optimizer
 from twinkle_core.model.precision import overflows
+from twinkle_core.processor import MicroBatch
 
 
 def ensure_optimizer(state: AdapterState) -> torch.optim.Optimizer:
@@ -37,7 +38,7 @@ def clip_gradients(state: AdapterState, max_norm: float) -> float | None:
     """
     norm, factor = _norm_and_factor(state, max_norm)
     if norm is not None and factor < 1.0:
-        torch._foreach_mul_(gradients(state), factor)
+        _scale(gradients(state), factor)
     return norm
 
 
@@ -61,7 +62,7 @@ def step(state: AdapterState, *, max_norm: float | None = None) -> bool:
             state.discard_gradients()
             return False
     if factor != 1.0:
-        torch._foreach_mul_(held, factor)
+        _scale(held, factor)
     optimizer = ensure_optimizer(state)
     state.lr = float(optimizer.param_groups[0]["lr"])
     optimizer.step()
@@ -93,10 +94,27 @@ def global_norm(tensors: Sequence[torch.Tensor]) -> float:
     return float(torch.nn.utils.get_total_norm(wide))
 
 
+def _scale(tensors: list[torch.Tensor], factor: float) -> None:
+    torch._foreach_mul_(tensors, factor)  # pyright: ignore[reportPrivateImportUsage] - one kernel for all, as torch's own clipping
+
+
 def check_max_norm(max_norm: object) -> None:
     """Raise `ArgumentError` unless `max_norm` is a number > 0."""
     if isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not max_norm > 0:
         raise ArgumentError(f"`max_norm={max_norm!r}`: use a number > 0, or `float('inf')` to measure the norm without clipping.")
+
+
+def check_finite(state: AdapterState, batch: MicroBatch, loss_sum: float, *, is_training: bool) -> None:
+    """Raise `NonFiniteLossError` with the batch's rows if its loss is NaN or infinite, and discard the gradients held."""
+    if math.isfinite(loss_sum):
+        return
+    if not is_training:
+        raise NonFiniteLossError(f"The loss of this evaluation is {loss_sum}. {shown_rows(batch.row_ids)} Look at these rows and "
+                                 "at the weights.")
+    state.discard_gradients()
+    raise NonFiniteLossError(
+        f"The loss at step {state.step + 1} is {loss_sum}. {shown_rows(batch.row_ids)} The accumulated gradients are discarded, "
+        "the weights unchanged. Look at these rows; try a lower learning rate, or `mixed_precision=\"no\"`.")
 
 
 def _norm_and_factor(state: AdapterState, max_norm: float) -> tuple[float | None, float]:
@@ -113,8 +131,8 @@ def _norm_and_factor(state: AdapterState, max_norm: float) -> tuple[float | None
         rows = shown_rows(state.rows)
         state.discard_gradients()
         raise NonFiniteLossError(
-            f"The gradient norm at step {state.step + 1} is {norm}, though the loss is finite. {rows} The gradients are discarded, the "
-            "weights unchanged. Try a lower learning rate, or `mixed_precision=\"no\"`.")
+            f"The gradient norm at step {state.step + 1} is {norm}, though the loss is finite. {rows} The gradients are discarded, "
+            "the weights unchanged. Try a lower learning rate, or `mixed_precision=\"no\"`.")
     state.grad_norm = norm
     return norm, min(1.0, max_norm / (norm + 1e-6))
 

@@ -13,9 +13,9 @@ import torch
 
 from twinkle_core import registry, session
 from twinkle_core.data_format import ModelOutput
-from twinkle_core.errors import ArgumentError, ArgumentTypeError, MeshError, ModelError, NonFiniteLossError, did_you_mean, listing
+from twinkle_core.errors import ArgumentError, ArgumentTypeError, ModelError, did_you_mean, listing
 from twinkle_core.loss.interface import FunctionLoss
-from twinkle_core.mesh import AXES, DeviceMesh
+from twinkle_core.mesh import DeviceMesh
 from twinkle_core.model import reporting, training
 from twinkle_core.model.adapter import AdapterState, ForwardPass
 from twinkle_core.model.forward import MicroResult, ModuleRunner
@@ -26,8 +26,9 @@ from twinkle_core.model.lora import LoraAdapters, lora_config
 from twinkle_core.model.optimizers import build_optimizer, build_scheduler
 from twinkle_core.model.packing import check_packing
 from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, resolve_dtype
+from twinkle_core.parallel.choice import choose_strategies
 from twinkle_core.platforms.choice import choose_device
-from twinkle_core.processor import InputProcessor, MicroBatch
+from twinkle_core.processor import InputProcessor, MicroBatch, build_processor
 
 
 class TransformersModel(TrainableModel):
@@ -73,14 +74,14 @@ class TransformersModel(TrainableModel):
         _check_accumulation(gradient_accumulation_steps)
         self.model_id, self.gradient_checkpointing = model_id, gradient_checkpointing
         self.mesh = device_mesh or session.current().mesh
-        strategies = _strategies(self.mesh)
+        strategies = choose_strategies(self.mesh)
         self.device = choose_device(device)
         seed_once()
         self.module: Any = load_pretrained(
             model_id, dtype=weights_dtype, device=self.device, attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code)
         for strategy in strategies:
-            self.module = strategy.apply(self.module, mesh=self.mesh)
+            self.module = strategy.apply(self.module, mesh=self.mesh or DeviceMesh())
         if gradient_checkpointing:
             self.module.gradient_checkpointing_enable({"use_reentrant": False})
         self.precision = Precision(self.module, dtype=weights_dtype, mixed_precision=mixed_precision,
@@ -88,7 +89,7 @@ class TransformersModel(TrainableModel):
         self.lora = LoraAdapters(self.module, device=self.device)
         self._runner = ModuleRunner(self.module, self.precision)
         trained = {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
-        self._whole = AdapterState(name="", parameters=trained, is_lora=False, processor=self._default_processor(),
+        self._whole = AdapterState(name="", parameters=trained, is_lora=False, processor=InputProcessor(),
                                    gradient_accumulation_steps=gradient_accumulation_steps)
         self._is_whole_ready = False
         self._adapters: dict[str, AdapterState] = {}
@@ -115,7 +116,8 @@ class TransformersModel(TrainableModel):
         state = self._ready(adapter_name)
         state.training.begin()
         kept: list[tuple[MicroBatch, torch.Tensor, float]] = []
-        output, totals = self._run(state, inputs, loss_inputs, lambda batch, result: kept.append((batch, result.loss, result.count)))
+        output, totals = self._run(
+            state, inputs, loss_inputs, lambda batch, result: kept.append((batch, result.loss, result.count)))
         state.pending = ForwardPass(losses=kept, loss_sum=totals[0], count=totals[1], num_tokens=output["num_tokens"])
         return output
 
@@ -127,7 +129,7 @@ class TransformersModel(TrainableModel):
         state.evaluation.begin()
 
         def note(batch: MicroBatch, result: MicroResult) -> None:
-            _note(state, batch, result, is_training=False)
+            state.note(batch, result, is_training=False)
 
         if disable_lora:
             with self.lora.disabled():
@@ -145,7 +147,7 @@ class TransformersModel(TrainableModel):
         def add(batch: MicroBatch, result: MicroResult) -> None:
             training.add_gradients(state, result.loss, result.count)
             state.rows.extend(batch.row_ids)
-            _note(state, batch, result, is_training=True)
+            state.note(batch, result, is_training=True)
 
         output, _ = self._run(state, inputs, loss_inputs, add)
         state.micro_steps += 1
@@ -162,7 +164,8 @@ class TransformersModel(TrainableModel):
         state = self._ready(adapter_name)
         pending = self._pending(state, "backward")
         if pending.is_consumed:
-            raise ModelError("`backward()` was called twice for one `forward(...)`. Call `forward` again, or use `forward_backward`.")
+            raise ModelError("`backward()` was called twice for one `forward(...)`. Call `forward` again, or use "
+                             "`forward_backward`.")
         pending.is_consumed = True
         for batch, loss, count in pending.losses:
             training.add_gradients(state, loss, count)
@@ -235,15 +238,7 @@ class TransformersModel(TrainableModel):
     ) -> None:
         """Set how features become tensors: options, or an `InputProcessor` class or instance of your own."""
         state = self.state(adapter_name)
-        if isinstance(processor, InputProcessor):
-            if micro_batch_size is not None or packing or options:
-                raise ArgumentTypeError("`set_processor` got an instance together with options. Pass them when you make the processor.")
-            made = processor
-        elif processor is None or (inspect.isclass(processor) and issubclass(processor, InputProcessor)):
-            made = _call(processor or InputProcessor, dict(options, micro_batch_size=micro_batch_size, packing=packing))
-        else:
-            raise ArgumentTypeError(f"`set_processor` got {processor!r} of type {type(processor).__name__}. Pass a subclass or an "
-                                    "instance of `InputProcessor`, or only options such as `micro_batch_size=4`.")
+        made = build_processor(processor, dict(options, micro_batch_size=micro_batch_size, packing=packing))
         if made.packing:
             check_packing(self._runner)
             if "flash" in str(self.module.config._attn_implementation):
@@ -358,7 +353,7 @@ class TransformersModel(TrainableModel):
         logprobs: list[list[float]] = []
         for batch in state.processor.micro_batches(features, extra, device=self.device):
             result = self._runner.run(batch, loss, training=is_training, scale=scale)
-            _check_finite(state, batch, result, is_training=is_training)
+            training.check_finite(state, batch, result.loss_sum, is_training=is_training)
             each(batch, result)
             total, count, num_tokens = total + result.loss_sum, count + result.count, num_tokens + batch.num_tokens
             logprobs.extend(result.logprobs)
@@ -378,54 +373,7 @@ class TransformersModel(TrainableModel):
     def _scaler(self) -> LossScaler | None:
         return LossScaler() if self.precision.needs_scaler() else None
 
-    def _default_processor(self) -> InputProcessor:
-        return InputProcessor()
-
-
-def _note(state: AdapterState, batch: MicroBatch, result: MicroResult, *, is_training: bool) -> None:
-    window = state.training if is_training else state.evaluation
-    window.loss_sum += result.loss_sum
-    window.count += result.count
-    window.num_tokens += batch.num_tokens
-    window.tokens_read += sum(batch.lengths)
-    for metric in state.metrics if is_training else state.eval_metrics:
-        with torch.no_grad():
-            metric.accumulate(result.outputs, batch.targets_BT, **batch.loss_inputs)
-
-
-def _check_finite(state: AdapterState, batch: MicroBatch, result: MicroResult, *, is_training: bool) -> None:
-    if result.loss_sum - result.loss_sum == 0.0:  # false for NaN and the infinities
-        return
-    value = result.loss_sum
-    what = f"The loss at step {state.step + 1} is {value}." if is_training else f"The loss of this evaluation is {value}."
-    if is_training:
-        state.discard_gradients()
-    raise NonFiniteLossError(f"{what} {training.shown_rows(batch.row_ids)} The weights are unchanged, the accumulated gradients "
-                             "discarded. Look at these rows; try a lower learning rate, or `mixed_precision=\"no\"`.")
-
 
 def _check_accumulation(value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ArgumentError(f"`gradient_accumulation_steps={value!r}`: use an integer >= 1.")
-
-
-def _strategies(mesh: DeviceMesh | None) -> list[Any]:
-    """Return the strategy of each mesh axis that has more than one rank."""
-    strategies: list[Any] = []
-    for axis in AXES:
-        size = 1 if mesh is None else getattr(mesh, axis)
-        if size > 1:
-            if axis not in registry.names("parallel_strategies"):
-                raise MeshError(f"`{axis}_size={size}`: no parallel strategy for the mesh axis `{axis}` is installed. Installed: "
-                                f"{listing(registry.names('parallel_strategies'))}. Use a mesh of one rank, or install a plugin that brings it.")
-            strategies.append(registry.resolve("parallel_strategies", axis)())
-    return strategies
-
-
-def _call(cls: type[InputProcessor], options: dict[str, Any]) -> InputProcessor:
-    from twinkle_core.errors import check_keywords
-
-    parameters = inspect.signature(cls).parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        check_keywords("set_processor", options, parameters)
-    return cls(**options)

@@ -11,8 +11,8 @@ def choose_device(device: str | None) -> str:
     Raises: `ArgumentError` for a kind that no platform registers, or that this machine does not have.
     """
     if device is not None and not isinstance(device, str):
-        raise ArgumentTypeError(f"`device={device!r}` is of type {type(device).__name__}. Use a string such as \"cpu\" or \"cuda:0\", "
-                                "or None for the best there is.")
+        raise ArgumentTypeError(f"`device={device!r}` is of type {type(device).__name__}. Use a string such as \"cpu\" or "
+                                "\"cuda:0\", or None for the best there is.")
     found = {name: platform_of(name) for name in registry.names("platforms")}
     if device is None:
         kind = max((name for name in found if found[name].count()), key=lambda name: found[name].priority)

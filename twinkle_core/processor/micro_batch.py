@@ -56,9 +56,14 @@ class TokenOutputs:
     Attributes:
         logprobs: [B, T] log-probability of the target, 0 where it is ignored.
         logits: [B, T, V], only for a loss that sets `requires_logits`.
-        is_top: [B, T] whether the target is the likeliest token, False where it is ignored; only where a metric is set.
+        is_top: [B, T] whether the target is the likeliest token, False where it is ignored.
     """
 
     logprobs: "torch.Tensor"
     logits: "torch.Tensor | None" = None
     is_top: "torch.Tensor | None" = None
+
+    def detached(self) -> "TokenOutputs":
+        """Return the same without gradients."""
+        return TokenOutputs(
+            logprobs=self.logprobs.detach(), logits=None if self.logits is None else self.logits.detach(), is_top=self.is_top)

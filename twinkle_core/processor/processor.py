@@ -5,13 +5,14 @@ padded on the right, where causal attention never looks, so no mask is needed. W
 model does with a row, is left to the model.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from twinkle_core.data_format import IGNORE_INDEX, InputFeature, check_feature
-from twinkle_core.errors import ArgumentError, DataError
+from twinkle_core.errors import ArgumentError, ArgumentTypeError, DataError, check_keywords
 from twinkle_core.processor.micro_batch import MicroBatch
 from twinkle_core.processor.packing import SINGLE_ROW, pack_rows
 
@@ -111,6 +112,25 @@ class InputProcessor:
             yield range(start, len(features))
 
 
+def build_processor(value: Any, options: Mapping[str, Any]) -> InputProcessor:
+    """Return the processor that `set_processor(value, **options)` means: a class, an instance, or None for `InputProcessor`.
+
+    Raises: `ArgumentTypeError` for anything else, and for options together with an instance.
+    """
+    if isinstance(value, InputProcessor):
+        if set(options) - {"micro_batch_size", "packing"} or options.get("micro_batch_size") is not None or options.get("packing"):
+            raise ArgumentTypeError("`set_processor` got an instance together with options. Pass them when you make the processor.")
+        return value
+    if value is not None and not (inspect.isclass(value) and issubclass(value, InputProcessor)):
+        raise ArgumentTypeError(f"`set_processor` got {value!r} of type {type(value).__name__}. Pass a subclass or an instance of "
+                                "`InputProcessor`, or only options such as `micro_batch_size=4`.")
+    cls = value or InputProcessor
+    parameters = inspect.signature(cls).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        check_keywords("set_processor", options, parameters)
+    return cls(**options)
+
+
 def _by_source(place_n: "Int64Array", source_n: "Int64Array") -> tuple["Int64Array", "Int64Array"]:
     order = np.argsort(source_n, kind="stable")
     return place_n[order], source_n[order]
@@ -126,7 +146,8 @@ def _split_inputs(loss_inputs: Mapping[str, Any], features: Sequence[InputFeatur
             split[name] = (value, False)
             continue
         if len(value) != len(features):
-            raise DataError(f"`{name}` has {len(value)} entries, `inputs` has {len(features)} sequences. Pass one entry a sequence.")
+            raise DataError(f"`{name}` has {len(value)} entries, `inputs` has {len(features)} sequences. Pass one entry a "
+                            "sequence.")
         for index, entry in enumerate(value):
             length = len(features[index]["input_ids"])
             if isinstance(entry, list | tuple) and len(entry) != length:
