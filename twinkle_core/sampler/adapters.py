@@ -15,7 +15,11 @@ from typing import Any
 
 import torch
 
+from twinkle_core.checkpoint.folder import is_checkpoint
+from twinkle_core.checkpoint.manifest import verify
 from twinkle_core.errors import ArgumentError, CheckpointError, HubError, ModelError, SamplerError, did_you_mean, listing
+from twinkle_core.hub import resolve_model
+from twinkle_core.model.loading import seeded
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -80,12 +84,14 @@ class AdapterModels:
         return loaded.model
 
     def _load(self, folder: Path, uri: str) -> torch.nn.Module:
-        # making a LoRA draws initial values, which must not move the caller's random numbers
-        device = next(self.base.parameters()).device
-        with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
-            if (folder / CONFIG).exists():
-                return merge_adapter(self.base, folder, what=f"`{uri}` does not fit `{self.model_id}`")
-            return self._load_full(folder, uri)
+        if is_checkpoint(folder):
+            try:
+                verify(folder)
+            except CheckpointError as error:
+                raise SamplerError(f"The checkpoint `{uri}` cannot be used: {error}") from error
+        if (folder / CONFIG).exists():
+            return merge_adapter(self.base, folder, what=f"`{uri}` does not fit `{self.model_id}`")
+        return self._load_full(folder, uri)
 
     def _load_full(self, folder: Path, uri: str) -> torch.nn.Module:
         if not (folder / "config.json").exists():
@@ -94,7 +100,7 @@ class AdapterModels:
                                f"model). It holds: {names}. Pass what `save` returned.")
         try:
             model = self._load_model(folder)
-        except (ModelError, CheckpointError, HubError, OSError, ValueError) as error:
+        except (ModelError, HubError) as error:
             raise SamplerError(f"The checkpoint `{uri}` cannot be loaded: {error}") from error
         expected = {name: tuple(tensor.shape) for name, tensor in self.base.state_dict().items()}
         given = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -104,8 +110,6 @@ class AdapterModels:
 
 def locate(uri: str) -> Path:
     """Return the folder of a checkpoint: a path, or the URI of a hub. Raises: `SamplerError` if there is none."""
-    from twinkle_core.hub.resolve import resolve_model
-
     if not isinstance(uri, str) or not uri:
         raise ArgumentError(f"`adapter_uri={uri!r}`: pass the string that `save` returned.")
     try:
@@ -141,7 +145,8 @@ def merge_adapter(base: torch.nn.Module, folder: Path, *, what: str) -> torch.nn
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft warns of tied weights, which `_share` has untied
         try:
-            adapted = get_peft_model(_share(base), config)  # type: ignore[arg-type]
+            with seeded(str(next(base.parameters()).device)):  # peft draws first weights, which must not move the caller's numbers
+                adapted = get_peft_model(_share(base), config)  # type: ignore[arg-type]
         except (ValueError, TypeError, RuntimeError) as error:
             raise SamplerError(f"{what}: {error}") from error
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)

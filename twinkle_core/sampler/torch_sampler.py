@@ -5,13 +5,15 @@ of what `decoding` returns. It holds the whole model on each rank; other ranks s
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from twinkle_core import registry, session
 from twinkle_core.data_format import SampledSequence, SampleResponse, SamplingParams
-from twinkle_core.errors import ArgumentError, MeshError, SamplerError
+from twinkle_core.errors import ArgumentError, MeshError, SamplerError, TemplateError
 from twinkle_core.mesh import DeviceMesh
+from twinkle_core.model.loading import load_pretrained
+from twinkle_core.model.precision import resolve_dtype
+from twinkle_core.platforms.choice import choose_device
 from twinkle_core.remote import remote_function
 from twinkle_core.sampler.adapters import AdapterModels
 from twinkle_core.sampler.choosing import stream_seed
@@ -19,6 +21,7 @@ from twinkle_core.sampler.decoding import Completion, Job, complete
 from twinkle_core.sampler.interface import Sampler
 from twinkle_core.sampler.prompts import Limits, Prompt, read_prompts
 from twinkle_core.sampler.stopping import StopRule
+from twinkle_core.template.template import load_tokenizer
 
 _COUNTER = "twinkle_core.sampler.count"
 
@@ -70,12 +73,13 @@ class TorchSampler(Sampler):
         self._mesh = device_mesh
         self._max_batch_size = max_batch_size
         self._template: Any = None
-        self._load_options = {
-            "dtype": dtype, "device": device, "attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
-        self.model = self._load_model(model_id)
+        self._load_options: dict[str, Any] = {
+            "dtype": resolve_dtype(dtype), "device": choose_device(device), "attn_implementation": attn_implementation,
+            "trust_remote_code": trust_remote_code}
+        self.model: Any = load_pretrained(model_id, **self._load_options).requires_grad_(False)
         self._tokenizer: Any = None
         self._adapters = AdapterModels(self.model, model_id=model_id, keep=max_cached_adapters,
-                                       load_model=lambda folder: self._load_model(str(folder)))
+                                       load_model=lambda folder: load_pretrained(str(folder), **self._load_options))
         current = session.current()
         self._number = current.state.get(_COUNTER, 0)
         current.state[_COUNTER] = self._number + 1
@@ -207,29 +211,12 @@ class TorchSampler(Sampler):
 
     def _own_tokenizer(self) -> Any:
         if self._tokenizer is None:
-            from transformers import AutoTokenizer
-
-            folder = _folder(self.model_id)
             try:
-                self._tokenizer = AutoTokenizer.from_pretrained(
-                    str(folder), trust_remote_code=bool(self._load_options["trust_remote_code"]))
-            except (OSError, ValueError) as error:
-                raise SamplerError(f"`{self.model_id}` has no tokenizer that can be loaded from {folder}: {error}. Call "
-                                   "`set_template(..., model_id=...)` with a model that has the same tokenizer.") from error
+                self._tokenizer = load_tokenizer(self.model_id, trust_remote_code=self._load_options["trust_remote_code"])
+            except TemplateError as error:
+                raise SamplerError(f"Completions cannot be decoded: {error}. Call `set_template(..., model_id=...)` with a model "
+                                   "that has the same tokenizer.") from error
         return self._tokenizer
-
-    def _load_model(self, model_id: str) -> Any:
-        from transformers import AutoModelForCausalLM
-
-        options = self._load_options
-        model = AutoModelForCausalLM.from_pretrained(str(_folder(model_id)), dtype=options["dtype"])
-        return model.to(options["device"] or "cpu").eval().requires_grad_(False)
-
-
-def _folder(model_id: str) -> Path:
-    from twinkle_core.hub.resolve import resolve_model
-
-    return resolve_model(model_id)
 
 
 def _sequence(prompt: Prompt, row: Completion, rule: StopRule, params: SamplingParams) -> SampledSequence:
