@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from twinkle_core.data_format import ToolCall
 
-CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
+CALL = re.compile(r"\n?<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def function_call(name: str, arguments: dict[str, Any]) -> ToolCall:

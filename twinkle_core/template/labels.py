@@ -6,7 +6,6 @@ one. Skeletons are kept, so a row of a known shape costs one join and one compar
 """
 
 import json
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -86,15 +85,16 @@ class Labeller:
         for grain in self._grains:
             words, skeleton = self._skeleton(conversation, grain, is_prompt=False)
             if isinstance(skeleton, TemplateError):
-                problem = problem or TemplateError(f"{skeleton.args[0]} Template: {self._name}.", row=conversation.row, turn=skeleton.turn)
+                problem = problem or TemplateError(
+                    f"{skeleton.args[0]} Template: {self._name}.", row=conversation.row, turn=skeleton.turn)
                 continue
             filled, starts = skeleton.outline.fill(words)
             if filled != text:
                 continue
             hidden = self._hidden(conversation, skeleton)
-            if hidden is None:
-                return [(starts[span.first] + span.start, starts[span.last] + span.end) for span in skeleton.spans]
-            problem = hidden
+            if hidden is not None:
+                raise hidden
+            return [(starts[span.first] + span.start, starts[span.last] + span.end) for span in skeleton.spans]
         if problem is not None:
             raise problem
         return None
@@ -127,8 +127,8 @@ class Labeller:
             return None
         turn, key = skeleton.hidden[0]
         role = conversation.messages[turn]["role"]
-        return TemplateError(f"the template {self._name} prints nothing of the {role} message's `{key}`. Leave it out of the row, or "
-                             "pass a `chat_template` that prints it.", row=conversation.row, turn=turn)
+        return TemplateError(f"the template {self._name} prints nothing of the {role} message's `{key}`. Leave it out of "
+                             "the row, or pass a `chat_template` that prints it.", row=conversation.row, turn=turn)
 
     def _misfit(self, conversation: Conversation, text: str) -> TemplateError:
         """Return the error for a rendering that is not its skeleton, with the turn where they part."""
@@ -136,12 +136,12 @@ class Labeller:
         turn = None
         if isinstance(skeleton, Skeleton):
             filled, starts = skeleton.outline.fill(words)
-            same = len(os.path.commonprefix([filled, text]))
+            same = next((at for at, (left, right) in enumerate(zip(filled, text, strict=False)) if left != right), len(text))
             after = [position for position, start in enumerate(starts[1:]) if start <= same]
             position = min(len(after), len(skeleton.outline.order) - 1)
             turn = skeleton.outline.turns[position] if position >= 0 else None
-        return TemplateError(f"the template {self._name} does not print this conversation's texts as they are, so its labels cannot be "
-                             "found. Pass a `chat_template` that does, e.g. one with {% generation %} for this model.",
+        return TemplateError(f"the template {self._name} does not print this conversation's texts as they are, so its labels "
+                             "cannot be found. Pass a `chat_template` that does, e.g. one with {% generation %} for this model.",
                              row=conversation.row, turn=turn)
 
 

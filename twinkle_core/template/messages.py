@@ -138,7 +138,8 @@ def clean_tools(tools: object, *, row: int | None) -> list[dict[str, Any]] | Non
         try:
             tools = json.loads(tools)
         except ValueError as error:
-            raise TemplateError(f"`tools` is {_shown(tools)}, which is not JSON ({error}). Pass a list of dicts.", row=row) from error
+            raise TemplateError(
+                f"`tools` is {_shown(tools)}, which is not JSON ({error}). Pass a list of dicts.", row=row) from error
     if not tools:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in cast("Sequence[Any]", tools)):

@@ -14,6 +14,11 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _STRING = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 _VISIBLE = re.compile(r"[^\w\s]")
 _PROBE = "twprobe"
+_PROBE_CALL: Messages = [
+    {"role": "user", "content": _PROBE},
+    {"role": "assistant", "content": "", "tool_calls": [
+        {"type": "function", "id": "call00000", "function": {"name": _PROBE, "arguments": {_PROBE: _PROBE}}}]},
+]
 
 Tools = list[dict[str, Any]] | None
 
@@ -54,8 +59,9 @@ class Renderer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         variables = {**self._tokenizer.special_tokens_map, **self._variables}
-        _, ranges = render_jinja_template(
-            conversations=[self._as_read(messages)], tools=tools, chat_template=source, return_assistant_tokens_mask=True, **variables)
+        render: Any = render_jinja_template
+        _, ranges = render(conversations=[self._as_read(messages)], tools=tools, chat_template=source,
+                           return_assistant_tokens_mask=True, **variables)
         return ranges[0]
 
     @cached_property
@@ -74,32 +80,44 @@ class Renderer:
         return re.compile("(" + "|".join(re.escape(text) for text in sorted(found, key=len, reverse=True)) + ")")
 
     @cached_property
-    def _wants_json_arguments(self) -> bool:
-        """Whether the template prints `arguments` as they are, so that they must be JSON text and not a dict."""
-        call = {"type": "function", "id": "call00000", "function": {"name": _PROBE, "arguments": {_PROBE: _PROBE}}}
-        messages: Messages = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        try:
-            return f"{{'{_PROBE}': '{_PROBE}'}}" in self._apply(messages)
-        except Exception:  # the boundary to foreign code: a template raises whatever it likes
-            call["function"] = {"name": _PROBE, "arguments": json.dumps({_PROBE: _PROBE})}
+    def _call_form(self) -> tuple[bool, bool]:
+        """Whether a message that only calls a tool must have no content at all, and `arguments` must be JSON text.
+
+        Templates differ: some print a call only if its content is None, some fail on None, some print `arguments` as they are. The
+        first form that prints a probe is taken.
+        """
+        for form in ((False, False), (False, True), (True, False), (True, True)):
             try:
-                return _PROBE in self._apply(messages)
-            except Exception:  # it takes neither; the row's own rendering says why
-                return False
+                text = self._apply(_in_form(_PROBE_CALL, *form))
+            except Exception:  # the boundary to foreign code: a template raises whatever it likes
+                continue
+            if text.count(_PROBE) >= 4 and f"{{'{_PROBE}': '{_PROBE}'}}" not in text:
+                return form
+        return False, False
 
     def _apply(self, messages: Messages) -> str:
         return self._tokenizer.apply_chat_template(messages, chat_template=self._chat_template, tokenize=False, **self._variables)
 
     def _as_read(self, messages: Messages) -> Messages:
-        """Return the messages with `arguments` in the form that the template reads."""
-        if not any("tool_calls" in message for message in messages) or not self._wants_json_arguments:
+        """Return the messages with tool calls in the form that the template reads."""
+        if not any("tool_calls" in message for message in messages) or self._call_form == (False, False):
             return messages
-        read: Messages = []
-        for message in messages:
-            if "tool_calls" in message:
-                calls = [{**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"],
-                                                                                          ensure_ascii=False)}}
-                         for call in message["tool_calls"]]
-                message = {**message, "tool_calls": calls}
-            read.append(message)
-        return read
+        return _in_form(messages, *self._call_form)
+
+
+def _in_form(messages: Messages, is_null: bool, is_json: bool) -> Messages:
+    """Return the messages with None for empty content beside tool calls, and with `arguments` as JSON."""
+    read: Messages = []
+    for message in messages:
+        if "tool_calls" in message:
+            message = dict(message)
+            if is_null:
+                message["content"] = message["content"] or None
+            if is_json:
+                message["tool_calls"] = [{**call, "function": _with_json_arguments(call["function"])} for call in message["tool_calls"]]
+        read.append(message)
+    return read
+
+
+def _with_json_arguments(function: dict[str, Any]) -> dict[str, Any]:
+    return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}

@@ -79,14 +79,19 @@ class _Placeholders:
     """Unique words, numbered, that can be given once more with blanks and characters to escape around them."""
 
     def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
         self._stem = secrets.token_hex(4)
         self._base = 7_000_000_000_000 + secrets.randbelow(10**12)
         self._is_padded = False
         self.slots: list[Slot] = []
         self.given: list[str] = []
 
-    def __call__(self, slot: Slot) -> str | int:
+    def __call__(self, slot: Slot, value: str | int | float) -> str | int:
+        if slot.is_id and value in self._ids:
+            return self.given[self._ids[str(value)]]
         index = len(self.slots)
+        if slot.is_id:
+            self._ids[str(value)] = index
         self.slots.append(slot)
         if slot.is_number:
             self.given.append(str(self._base + 1000 * index))
@@ -97,7 +102,7 @@ class _Placeholders:
 
     def again(self) -> None:
         """Start over, with padding."""
-        self.slots, self.given, self._is_padded = [], [], True
+        self.slots, self.given, self._ids, self._is_padded = [], [], {}, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +115,14 @@ class Sample:
     pieces: list[str]
     order: list[int]
 
-    def last_of(self, turn: int) -> int | None:
-        """Return the position in `order` of the last words of a turn, or None if none are printed."""
-        return next((at for at in range(len(self.order) - 1, -1, -1) if self.slots[self.order[at]].turn == turn), None)
+    def last(self) -> tuple[int, int] | None:
+        """Return (index, n): the last words printed are the n-th printing of those words, from 0; None if there are none."""
+        return (self.order[-1], self.order.count(self.order[-1]) - 1) if self.order else None
+
+    def position(self, index: int, count: int) -> int | None:
+        """Return the position in `order` of the n-th printing of words, from 0, or None."""
+        found = [at for at, printed in enumerate(self.order) if printed == index]
+        return found[count] if count < len(found) else None
 
     def first_of(self, turn: int) -> int | None:
         """Return the position in `order` of the first words of a turn, or None if none are printed."""

@@ -42,6 +42,21 @@ class Skeleton:
     hidden: list[tuple[int, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The template's text behind the last words of a conversation.
+
+    Attributes:
+        text: up to the end.
+        index: of those words, counted from the first words of the last message.
+        count: how often they were printed before.
+    """
+
+    text: str
+    index: int
+    count: int
+
+
 def common_units(left: str, right: str) -> int:
     """Return how many characters `left` and `right` share from the start, never cutting a marker or a word in two."""
     at = 0
@@ -58,7 +73,7 @@ class SpanFinder:
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._tails: dict[Any, str] = {}
+        self._tails: dict[Any, Tail] = {}
         self._exchange: tuple[str, str] | None = None
 
     def skeleton(self, messages: Messages, parts: tuple[Any, ...], tools: Tools, grain: Grain, *, is_prompt: bool) -> Skeleton:
@@ -90,13 +105,13 @@ class SpanFinder:
         except Exception:  # the boundary to foreign code: templates refuse beginnings of conversations by raising
             return None
 
-    def remembered(self, key: Any) -> str | None:
-        """Return the text that `remember` stored."""
+    def remembered(self, key: Any) -> "Tail | None":
+        """Return what `remember` stored."""
         return self._tails.get(key)
 
-    def remember(self, key: Any, text: str) -> None:
-        """Store the template's text around a turn under what it depends on."""
-        self._tails[key] = text
+    def remember(self, key: Any, tail: "Tail") -> None:
+        """Store the template's text behind a turn under what it depends on."""
+        self._tails[key] = tail
 
     def exchange(self) -> tuple[str, str]:
         """Return (generation prompt, end of an answer) of one question and one answer."""
@@ -110,7 +125,7 @@ class SpanFinder:
             opening = prompt.pieces[-1] if prompt else ""
             opening = opening[common_units(asked.pieces[-1], opening) if asked else 0:]
             end = answered.pieces[-1] if answered else ""
-            last = continued.last_of(1) if continued else None
+            last = continued.position(1, 0) if continued else None
             if continued and last is not None:
                 end = end[:common_units(end, continued.pieces[last + 1])].rstrip() or end
             self._exchange = opening, end.rstrip()
@@ -174,19 +189,32 @@ class _Turns:
         before = self.messages[turn - 1]["role"] if turn else None
         return kind, self.parts[turn], before, self.tools is not None, self.grain
 
-    def _tail(self, count: int, *, is_prompt: bool) -> tuple[str, int | None] | None:
-        """Return the text behind the last words of the first `count` messages, and the turn of those words."""
-        key = self._key("prompt" if is_prompt else "end", count - 1) if count else None
-        known = self.finder.remembered(key)
-        if known is not None:
-            return known, count - 1
-        sample = self.finder.sample(self.messages[:count], self.tools, self.grain, is_prompt=is_prompt) if count else None
-        if sample is None:
+    def _first_slot(self, turn: int) -> int:
+        """Return the index of the first words that a turn, or one after it, brings."""
+        return next((at for at, slot in enumerate(self.sample.slots) if slot.turn >= turn), len(self.sample.slots))
+
+    def _tail(self, count: int, *, is_prompt: bool) -> tuple[str, int] | None:
+        """Return the text behind the last words of the first `count` messages, and their position in the whole.
+
+        The position is -1 if they have no words. None if the template refuses them alone, or prints them otherwise in the whole.
+        """
+        if not count:
             return None
-        turn = sample.slots[sample.order[-1]].turn if sample.order else None
-        if turn == count - 1:
-            self.finder.remember(key, sample.pieces[-1])
-        return sample.pieces[-1], turn
+        key = self._key("prompt" if is_prompt else "end", count - 1)
+        base = self._first_slot(count - 1)
+        tail = self.finder.remembered(key)
+        if tail is None:
+            sample = self.finder.sample(self.messages[:count], self.tools, self.grain, is_prompt=is_prompt)
+            if sample is None:
+                return None
+            last = sample.last()
+            if last is None:
+                return sample.pieces[-1], -1
+            tail = Tail(sample.pieces[-1], last[0] - base, last[1])
+            if last[0] >= base:
+                self.finder.remember(key, tail)
+        position = self.sample.position(base + tail.index, tail.count)
+        return None if position is None else (tail.text, position)
 
     def _start(self, turn: int) -> tuple[int, int]:
         """Return the place behind what the generation prompt would have put, and behind an empty think block."""
@@ -194,9 +222,8 @@ class _Turns:
         own = self.sample.first_of(turn)
         piece, offset = None, 0
         if tail is not None:
-            text, anchor_turn = tail
-            position = self.sample.last_of(anchor_turn) if anchor_turn is not None else -1
-            if position is not None and (own is None or own == position + 1):
+            text, position = tail
+            if own is None or own == position + 1:
                 piece = position + 1
                 offset = common_units(text, self.sample.pieces[piece])
         if piece is None:
@@ -204,10 +231,17 @@ class _Turns:
                 raise self._lost(turn, "begins")
             piece, offset = own, self._after_header(own, turn)
         gap = self.sample.pieces[piece]
+        offset += self._header(gap[offset:])
         for block in _EMPTY_THOUGHT.finditer(gap):
             if block.start() <= offset < block.end():
                 offset = block.end()
         return piece, offset
+
+    def _header(self, rest: str) -> int:
+        """Return the length of a role header, which some templates print where their generation prompt has none."""
+        opening, _ = self.finder.exchange()
+        shared = common_units(opening, rest)
+        return shared if any(character.isalpha() for character in _MARKER.sub("", opening[:shared])) else 0
 
     def _after_header(self, piece: int, turn: int) -> int:
         """Return the offset behind the last header in a piece, where the conversation up to the turn cannot be rendered alone."""
@@ -226,37 +260,40 @@ class _Turns:
 
     def _end(self, turn: int, first: int, start: int) -> tuple[int, int]:
         """Return the place behind the end-of-turn marker of a turn."""
-        position = self.sample.last_of(turn)
-        piece = first if position is None else position + 1
-        gap = self.sample.pieces[piece]
-        tail = self._tail(turn + 1, is_prompt=False) if position is not None else None
-        if tail is None or tail[1] != turn:
+        tail = self._tail(turn + 1, is_prompt=False)
+        if tail is None or tail[1] < first:  # no words of this turn: its end is looked for in the template's own text
             _, end = self.finder.exchange()
-            at = gap.find(end, start if piece == first else 0) if end else -1
+            at = self.sample.pieces[first].find(end, start) if end else -1
             if at < 0:
                 raise self._lost(turn, "ends")
-            return piece, at + len(end)
+            return first, at + len(end)
+        text, position = tail
+        if any(self.sample.slots[index].turn > turn for index in self.sample.order[first:position + 1]):
+            raise self._lost(turn, "ends")
+        gap = self.sample.pieces[position + 1]
         if turn == len(self.messages) - 1:
             follow = self._follow(turn)
-            return piece, len(gap[:common_units(gap, follow)].rstrip() or gap.rstrip())
-        shared = gap[:common_units(tail[0], gap)].rstrip()
-        return piece, len(shared) or self._other_marker(tail[0], gap, self.messages[turn + 1]["role"])
+            return position + 1, len(gap[:common_units(gap, follow)].rstrip() or gap.rstrip())
+        shared = gap[:common_units(text, gap)].rstrip()
+        return position + 1, len(shared) or self._other_marker(text, gap, self.messages[turn + 1]["role"])
 
     def _follow(self, turn: int) -> str:
         """Return the text behind the last words of the last turn when the conversation goes on, or "" if it cannot."""
         key = self._key("follow", turn)
         known = self.finder.remembered(key)
         if known is not None:
-            return known
+            return known.text
+        last = self.sample.last()
         roles = ("tool", "user") if "tool_calls" in self.messages[turn] else ("user",)
         follow = ""
-        for role in roles:
-            sample = self.finder.sample([*self.messages, {"role": role, "content": "more"}], self.tools, self.grain, is_prompt=False)
-            position = sample.last_of(turn) if sample else None
+        for role in roles if last else ():
+            longer = [*self.messages, {"role": role, "content": "more"}]
+            sample = self.finder.sample(longer, self.tools, self.grain, is_prompt=False)
+            position = sample.position(*last) if sample and last else None
             if sample and position is not None:
                 follow = sample.pieces[position + 1]
                 break
-        self.finder.remember(key, follow)
+        self.finder.remember(key, Tail(follow, 0, 0))
         return follow
 
     def _other_marker(self, tail: str, gap: str, next_role: str) -> int:

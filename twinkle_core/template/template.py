@@ -4,6 +4,7 @@ Renders with the tokenizer's own chat template, so tokens are those of `apply_ch
 `twinkle_core.template.labels`; padding, shifting and tensors are the processor's.
 """
 
+import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -68,12 +69,15 @@ class Template:
         self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(
             model_id, revision=revision, trust_remote_code=trust_remote_code)
         if not getattr(self.tokenizer, "is_fast", False):
-            raise TemplateError(f"the tokenizer of `{model_id}` is a `{type(self.tokenizer).__name__}`, which does not say where its tokens "
-                                "come from. Use a model with a `tokenizer.json`.")
+            raise TemplateError(f"the tokenizer of `{model_id}` is a `{type(self.tokenizer).__name__}`, which does not say where "
+                                "its tokens come from. Use a model with a `tokenizer.json`.")
         self._chat_template = _read_chat_template(chat_template)
         if self._chat_template is None and not self.tokenizer.chat_template:
-            raise TemplateError(f"the tokenizer of `{model_id}` has no chat template. Pass `chat_template=`, its text or the path of a file.")
+            raise TemplateError(f"the tokenizer of `{model_id}` has no chat template. Pass `chat_template=`, its text or "
+                                "the path of a file.")
         self._prepare()
+        if enable_thinking is not None and "enable_thinking" not in self._renderer.source():
+            warnings.warn(f"The chat template {self.name} has no switch `enable_thinking`; {enable_thinking} changes nothing.", stacklevel=2)
 
     def _prepare(self) -> None:
         self._renderer = Renderer(self.tokenizer, self._chat_template, self.variables())
@@ -110,8 +114,8 @@ class Template:
         features = self._encode([trajectory], add_generation_prompt, is_batch=False)[0]
         if len(features) != 1:
             what = "nothing that can be learned" if not features else f"{len(features)} features"
-            raise TemplateError(f"truncation to `max_length={self.max_length}` with `{self.truncation_strategy}` leaves {what}. Use "
-                                "`batch_encode`, which returns a list a row, or raise `max_length`.")
+            raise TemplateError(f"truncation to `max_length={self.max_length}` with `{self.truncation_strategy}` leaves {what}. "
+                                "Use `batch_encode`, which returns a list a row, or raise `max_length`.")
         return features[0]
 
     def batch_encode(
@@ -135,7 +139,8 @@ class Template:
         """Return the features of plain texts, a list a text, as `encode_text` makes them."""
         eos = self.tokenizer.eos_token_id
         if eos is None:
-            raise TemplateError(f"the tokenizer of `{self.model_id}` has no end token (`eos_token`), which plain text must end with.")
+            raise TemplateError(f"the tokenizer of `{self.model_id}` has no end token (`eos_token`), which plain text "
+                                "must end with.")
         for row, text in enumerate(texts):
             if not isinstance(text, str) or not text:
                 raise TemplateError(f"`text` is {text!r} of type {type(text).__name__}. It must be text, and not empty.", row=row)
@@ -153,12 +158,12 @@ class Template:
         """Return the text of tokens."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
 
-    def parse(self, tokens: Sequence[int]) -> Message:
+    def parse(self, tokens: Sequence[int], *, tools: Sequence[Mapping[str, Any]] | None = None) -> Message:
         """Return the assistant's message that `tokens` are: answer, reasoning and tool calls apart.
 
         `tokens` are what follows a generation prompt, with or without the end-of-turn token. The supervised tokens of an encoded
         turn give the turn's message again. Without an end token and an end of the reasoning that the generation prompt opened,
-        all of it is reasoning.
+        all of it is reasoning. `tools` are the conversation's tools: they tell the types of arguments that a template prints bare.
         """
         text = self.decode(tokens)
         ends = [end for end in (self._labeller.end_of_turn, self.tokenizer.eos_token) if end]
@@ -166,7 +171,7 @@ class Template:
         if end is not None:
             text = text.rstrip().removesuffix(end)
         reasoning, text = self.split_reasoning(text, is_complete=end is not None)
-        text, calls = self.parse_tool_calls(text)
+        text, calls = self.parse_tool_calls(text, tools=tools)
         message: Message = {"role": "assistant", "content": text}
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -183,8 +188,10 @@ class Template:
             return text.strip("\n"), ""
         return split_reasoning(text)
 
-    def parse_tool_calls(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Return `text` without its tool calls, and the calls. Here: JSON in `<tool_call>` tags."""
+    def parse_tool_calls(
+        self, text: str, *, tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple[str, list[ToolCall]]:
+        """Return `text` without its tool calls, and the calls. Here: JSON in `<tool_call>` tags, which needs no `tools`."""
         return parse_json_calls(text)
 
     def concat_input_feature(
@@ -242,8 +249,9 @@ class Template:
             else:
                 labels = _labels(ids, encoding, self._labeller.ranges(conversation, text))
                 if labels is None:
-                    raise TemplateError(f"the template {self.name} marks no token as supervised. A row needs an assistant message with "
-                                        "an answer; prompts are encoded with `add_generation_prompt=True`.", row=conversation.row)
+                    raise TemplateError(
+                        f"the template {self.name} marks no token as supervised. A row needs an assistant message with an answer; "
+                        "prompts are encoded with `add_generation_prompt=True`.", row=conversation.row)
             features.append(self._features(ids, labels, trajectory.get("user_data"), conversation.row))
         return features
 
@@ -292,8 +300,8 @@ class Template:
             return self._renderer.render(conversation.messages, conversation.tools, add_generation_prompt=is_prompt)
         except Exception as error:  # the boundary to foreign code: a template raises whatever it likes
             roles = ", ".join(message["role"] for message in conversation.messages)
-            raise TemplateError(f"the template {self.name} refuses the conversation ({roles}): {error}. Bring the messages into an order that "
-                                "it takes, or pass another `chat_template`.", row=conversation.row) from error
+            raise TemplateError(f"the template {self.name} refuses the conversation ({roles}): {error}. Bring the messages into "
+                                "an order that it takes, or pass another `chat_template`.", row=conversation.row) from error
 
     def _features(
         self, ids: list[int], labels: list[int] | None, user_data: dict[str, Any] | None, row: int | None,
@@ -334,8 +342,8 @@ def _read_chat_template(chat_template: str | Path | None) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ArgumentError(f"`chat_template={str(chat_template)!r}` is neither a jinja template (it has no braces) nor a file that can be "
-                            f"read: {error}.") from error
+        raise ArgumentError(f"`chat_template={str(chat_template)!r}` is neither a jinja template (it has no braces) nor a file "
+                            f"that can be read: {error}.") from error
 
 
 def _check_trajectory(trajectory: object, row: int | None) -> None:

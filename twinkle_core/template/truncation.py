@@ -12,7 +12,8 @@ STRATEGIES: tuple[str, ...] = get_args(TruncationStrategy)
 def check_truncation(max_length: int | None, strategy: str) -> None:
     """Raise `ArgumentError` for values that mean nothing."""
     if strategy not in STRATEGIES:
-        raise ArgumentError(f"`truncation_strategy={strategy!r}`: use one of {listing(STRATEGIES)}.{did_you_mean(str(strategy), STRATEGIES)}")
+        raise ArgumentError(f"`truncation_strategy={strategy!r}`: use one of {listing(STRATEGIES)}."
+                            f"{did_you_mean(str(strategy), STRATEGIES)}")
     if max_length is not None and (isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1):
         raise ArgumentError(f"`max_length={max_length!r}`: use an integer >= 1, or None for no limit.")
 
@@ -35,7 +36,8 @@ def truncate(
         what = "row" if labels is not None else "prompt"
         others = "`left`, `right`, `split` or `delete`" if labels is not None else "`left`, `right` or `delete`"
         raise TemplateError(f"the {what} has {length} tokens, `max_length` is {max_length} and `truncation_strategy` is "
-                            f"`{strategy}`. Raise `max_length` to {length} or more, or set `truncation_strategy` to {others}.", row=row)
+                            f"`{strategy}`. Raise `max_length` to {length} or more, or set `truncation_strategy` to {others}.",
+                            row=row)
     if strategy == "delete":
         return []
     if strategy == "left":
