@@ -46,7 +46,8 @@ def _read_json_lines(path: Path, name: str) -> Iterator[Row]:
         for number, line in enumerate(file, start=1):
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
-            if line.strip():
+            line = line.strip()
+            if line:
                 where = f"{name}:{number}"
                 yield _checked_row(_parse(_decode(line, where), where), where), where
 
