@@ -28,8 +28,9 @@ class TinyHub(Hub):
     """What ships with twinkle-qwen. There are no revisions and no uploads."""
 
     def find_cached(self, repo_id: str, *, kind: Kind, revision: str | None = None, patterns: Sequence[str] = ()) -> Path | None:
-        """Return the folder if it is there already; data always is."""
-        _check(repo_id, kind, revision)
+        """Return the folder if it is there already; data always is. None for what does not exist."""
+        if _problem(repo_id, kind, revision):
+            return None
         if kind == "dataset":
             return DATASETS[repo_id]
         whole, tokenizer = _folder(repo_id), _folder(f"{repo_id}-tokenizer")
@@ -45,6 +46,9 @@ class TinyHub(Hub):
             HubError: there is no such model or dataset, or the cache cannot be written.
             MissingExtraError: a model's weights are wanted and torch is not installed.
         """
+        problem = _problem(repo_id, kind, revision)
+        if problem:
+            raise HubError(problem)
         found = self.find_cached(repo_id, kind=kind, revision=revision, patterns=patterns)
         if found is not None:
             return found
@@ -62,13 +66,15 @@ class TinyHub(Hub):
         return f"tiny: {listing([*RECIPES, *DATASETS])}, models in {settings.cache_dir() / 'tiny'}, no network needed"
 
 
-def _check(repo_id: str, kind: Kind, revision: str | None) -> None:
+def _problem(repo_id: str, kind: Kind, revision: str | None) -> str:
+    """Return why there is no such thing here, or ""."""
     known, others = (RECIPES, DATASETS) if kind == "model" else (DATASETS, RECIPES)
     if repo_id not in known:
         hint = f" It is a {'dataset' if kind == 'model' else 'model'}." if repo_id in others else did_you_mean(repo_id, known)
-        raise HubError(f"twinkle-qwen {__version__} has no {kind} `tiny://{repo_id}`.{hint} Its {kind}s: {listing(known)}.")
+        return f"twinkle-qwen {__version__} has no {kind} {f'tiny://{repo_id}'!r}.{hint} Its {kind}s: {listing(known)}."
     if revision is not None:
-        raise HubError(f"`tiny://{repo_id}` has no revision `{revision}`: it has none at all. Leave `revision` out.")
+        return f"`tiny://{repo_id}` has no revision `{revision}`: it has none at all. Leave `revision` out."
+    return ""
 
 
 def _folder(name: str) -> Path:
@@ -114,5 +120,5 @@ def _put(draft: Path, folder: Path) -> None:
 
 
 def _not_writable(folder: Path, error: OSError) -> HubError:
-    return HubError(f"The small model {folder} cannot be written: {error}. Free space there, or set TWINKLE_CACHE to a folder that can be "
-                    "written.")
+    return HubError(f"The small model {folder} cannot be written: {error}. Free space there, or set TWINKLE_CACHE to a folder that "
+                    "can be written.")
