@@ -114,7 +114,8 @@ def _in_form(messages: Messages, is_null: bool, is_json: bool) -> Messages:
             if is_null:
                 message["content"] = message["content"] or None
             if is_json:
-                message["tool_calls"] = [{**call, "function": _with_json_arguments(call["function"])} for call in message["tool_calls"]]
+                message["tool_calls"] = [
+                    {**call, "function": _with_json_arguments(call["function"])} for call in message["tool_calls"]]
         read.append(message)
     return read
 

@@ -77,7 +77,8 @@ class Template:
                                 "the path of a file.")
         self._prepare()
         if enable_thinking is not None and "enable_thinking" not in self._renderer.source():
-            warnings.warn(f"The chat template {self.name} has no switch `enable_thinking`; {enable_thinking} changes nothing.", stacklevel=2)
+            warnings.warn(
+                f"The chat template {self.name} has no switch `enable_thinking`; {enable_thinking} changes nothing.", stacklevel=2)
 
     def _prepare(self) -> None:
         self._renderer = Renderer(self.tokenizer, self._chat_template, self.variables())

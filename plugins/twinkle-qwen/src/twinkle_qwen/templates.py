@@ -17,7 +17,7 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n(.*?)\n</parameter>", re.DOTALL
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
-class Qwen2_5Template(Template):
+class Qwen2_5Template(Template):  # noqa: N801 - the family's own name
     """Qwen2.5: ChatML; a tool call is JSON in `<tool_call>` tags; no reasoning."""
 
 
@@ -28,7 +28,7 @@ class Qwen3Template(Template):
     """
 
 
-class Qwen3_5Template(Template):
+class Qwen3_5Template(Template):  # noqa: N801 - the family's own name
     """Qwen3.5: reasoning as Qwen3; a tool call is written in tags, one for each argument."""
 
     def parse_tool_calls(
