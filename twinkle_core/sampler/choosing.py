@@ -53,7 +53,8 @@ def _invert(probs_RK: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
     total_R = cumulative_RK[:, -1]
     # below the total, else a product that rounds up to it would point behind the last token
     target_R = torch.minimum(uniform_R * total_R, torch.nextafter(total_R, torch.zeros_like(total_R)))
-    return torch.searchsorted(cumulative_RK, target_R[:, None], right=True)[:, 0]
+    index_R = torch.searchsorted(cumulative_RK, target_R[:, None], right=True)[:, 0]
+    return index_R.clamp_max(probs_RK.shape[-1] - 1)  # NaN would point behind the last; its log-probability says that it is NaN
 
 
 def stream_seed(*parts: int | str | Sequence[int]) -> int:

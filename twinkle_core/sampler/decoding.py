@@ -12,6 +12,7 @@ Notation: P prompts, R rows (one a completion), T positions, V vocabulary.
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,7 +83,9 @@ class _Reader:
         self.model = model
         self.device = next(model.parameters()).device
         self.prompts = prompts
-        self.cache = DynamicCache(config=model.config.get_text_config())
+        config = model.config.get_text_config()
+        self.cache = DynamicCache(config=config)
+        self._last_position = (getattr(config, "max_position_embeddings", None) or sys.maxsize) - 1
         width = max(map(len, prompts))
         is_ragged = any(len(prompt) != width for prompt in prompts)
         ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
@@ -134,7 +137,8 @@ class _Reader:
         self.length += 1
         mask = None if self.mask is None else self.mask[:, :self.length]
         logits = self._forward(tokens_R[:, None], self.next_position, mask, only_last=True)
-        self.next_position = self.next_position + 1
+        # rows that are done stay in the batch for a while and may not run past the model's positions
+        self.next_position = (self.next_position + 1).clamp_max(self._last_position)
         return logits[:, -1]
 
     def _forward(

@@ -25,8 +25,9 @@ class StopRule:
 
     def __init__(self, tokenizer: Any, stop_token_ids: Collection[int], params: SamplingParams) -> None:
         self.tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
-        special = {str(token): tokenizer.convert_tokens_to_ids(str(token)) for token in tokenizer.all_special_tokens}
+        special = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special.update(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        self._special = frozenset(special.values())
         self._ids = frozenset(stop_token_ids) | {special[text] for text in params.stop if text in special}
         self._strings = tuple(text for text in params.stop if text not in special)
         # every token of the text is at least one byte of it

@@ -9,7 +9,7 @@ from typing import Any
 
 from twinkle_core import registry, session
 from twinkle_core.data_format import SampledSequence, SampleResponse, SamplingParams
-from twinkle_core.errors import ArgumentError, MeshError, SamplerError, TemplateError
+from twinkle_core.errors import ArgumentError, HubError, MeshError, SamplerError, TemplateError
 from twinkle_core.mesh import DeviceMesh
 from twinkle_core.model.loading import load_pretrained
 from twinkle_core.model.precision import resolve_dtype
@@ -213,7 +213,7 @@ class TorchSampler(Sampler):
         if self._tokenizer is None:
             try:
                 self._tokenizer = load_tokenizer(self.model_id, trust_remote_code=self._load_options["trust_remote_code"])
-            except TemplateError as error:
+            except (TemplateError, HubError) as error:
                 raise SamplerError(f"Completions cannot be decoded: {error}. Call `set_template(..., model_id=...)` with a model "
                                    "that has the same tokenizer.") from error
         return self._tokenizer
