@@ -184,7 +184,10 @@ def _not_found(kind: str, name: str) -> Exception:
                f"Installed: {listing(installed)}.")
     if near and near[0] not in installed:
         message += f" `{near[0]}` comes with: pip install {known[near[0]]}."
-    broken = [plugin for plugin in found if plugin.is_broken]
+    broken = [plugin.name for plugin in found if plugin.is_broken]
     if broken:
-        message += f" Broken plugins, which may bring it: {listing(plugin.name for plugin in broken)}. See: twinkle plugins."
+        message += f" Broken plugins, which may bring it: {listing(broken)}. See: twinkle plugins."
+    disabled = [plugin.name for plugin in found if plugin.is_disabled]
+    if disabled:
+        message += f" Disabled by TWINKLE_DISABLE_PLUGINS, and may bring it: {listing(disabled)}."
     return UnknownNameError(message)

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from twinkle_core.errors import ArgumentError, did_you_mean, listing
@@ -41,6 +42,12 @@ def trust_remote_code() -> bool:
 def debug() -> bool:
     """`TWINKLE_DEBUG`, which `twinkle --debug` sets: whether errors show every frame. Default: no."""
     return _flag(DEBUG, default=False)
+
+
+def cache_dir() -> Path:
+    """`TWINKLE_CACHE`: where Twinkle keeps what it makes itself. Default: `twinkle` in `XDG_CACHE_HOME`, else in `~/.cache`."""
+    own, shared = os.environ.get("TWINKLE_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own).expanduser() if own else (Path(shared) if shared else Path("~/.cache").expanduser()) / "twinkle"
 
 
 def disabled_plugins() -> frozenset[str]:
@@ -115,7 +122,8 @@ def launch_request() -> LaunchRequest:
 
 def check_environ() -> None:
     """Raise `ArgumentError` for a variable that begins with `TWINKLE_` and that nothing reads, most likely a typo."""
-    known = (_LAUNCH, DEBUG, "TWINKLE_DISABLE_PLUGINS", "TWINKLE_TRUST_REMOTE_CODE", "TWINKLE_BASE_URL", "TWINKLE_API_KEY")
+    known = (_LAUNCH, DEBUG, "TWINKLE_DISABLE_PLUGINS", "TWINKLE_TRUST_REMOTE_CODE", "TWINKLE_CACHE", "TWINKLE_BASE_URL",
+             "TWINKLE_API_KEY")
     for name in os.environ:
         if name.startswith("TWINKLE_") and name not in known:
             raise ArgumentError(f"The environment variable `{name}` means nothing to Twinkle.{did_you_mean(name, known)} "

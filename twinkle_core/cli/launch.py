@@ -1,4 +1,4 @@
-"""Run a script in a mode; arguments after the script are the script's.
+"""Run a script, in a mode.
 
 `twinkle launch [OPTIONS] SCRIPT [ARGS...]` reads what is asked of the run and hands it to the launcher of the mode. Which options
 there are depends on the mode, so the mode is looked for first. Running the script is left to the launcher.

@@ -104,7 +104,9 @@ def _translated(error: Exception, what: str, repo_id: str, revision: str | None,
 
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
-    if isinstance(error, errors.GatedRepoError) or status in (401, 403):
+    if status == 401 and not isinstance(error, errors.GatedRepoError):
+        return service.hidden(what, endpoint=endpoint, login=_LOGIN)
+    if isinstance(error, errors.GatedRepoError) or status == 403:
         return service.no_access(what, endpoint=endpoint, login=_LOGIN, page=f"{endpoint}/{repo_id}")
     if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError) or status == 404:
         return service.not_found(what, endpoint=endpoint, revision=revision, login=_LOGIN)

@@ -16,7 +16,7 @@ class LocalHub(Hub):
     def find_cached(self, repo_id: str, *, kind: Kind, revision: str | None = None, patterns: Sequence[str] = ()) -> Path | None:
         """Return the folder or file if it exists and no part of it is missing."""
         path = _expand(repo_id)
-        return path if path.exists() and not _problem(path, kind, patterns) else None
+        return path if exists(path) and not _problem(path, kind, patterns) else None
 
     def fetch(self, repo_id: str, *, kind: Kind, revision: str | None = None, patterns: Sequence[str] = ()) -> Path:
         """Return what `find_cached` finds. Raises: `HubError` with what is missing, as nothing can be fetched."""
@@ -24,7 +24,7 @@ class LocalHub(Hub):
         if found is not None:
             return found
         path = _expand(repo_id)
-        if path.exists():
+        if exists(path):
             raise HubError(f"{path} is not a complete {kind}: {_problem(path, kind, patterns)}. Copy it again, or give "
                            "another path.")
         parent = path.parent
@@ -50,6 +50,14 @@ class LocalHub(Hub):
         return f"local paths, relative to {Path.cwd()}"
 
 
+def exists(path: Path) -> bool:
+    """Return whether there is something at `path`; what cannot be a path (too long, a NUL character) does not exist."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def _problem(path: Path, kind: Kind, patterns: Sequence[str]) -> str:
     if kind == "dataset":
         return "" if path.is_file() or any(path.iterdir()) else "it holds no files"
@@ -58,7 +66,7 @@ def _problem(path: Path, kind: Kind, patterns: Sequence[str]) -> str:
 
 def _expand(text: str) -> Path:
     path = Path(text).expanduser()
-    if not path.exists() and "%" in text:
+    if not exists(path) and "%" in text:
         decoded = Path(unquote(text)).expanduser()
-        path = decoded if decoded.exists() else path
+        path = decoded if exists(decoded) else path
     return path.absolute()

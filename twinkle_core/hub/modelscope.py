@@ -46,20 +46,19 @@ class ModelScopeHub(Hub):
         return folder
 
     def _download(self, repo_id: str, what: str, *, kind: Kind, revision: str | None, patterns: Sequence[str]) -> Path:
+        api = _client()
         import requests
         from modelscope_hub import errors
-        from modelscope_hub.compat import snapshot_download
 
         endpoint = _endpoint()
-        old = next((folder for folder in _old_folders(repo_id) if revision is None and any(folder.iterdir())), None)
-        wanted = list(patterns) or (list(service.MODEL_PATTERNS) if kind == "model" else None)
-        ignored = list(service.MODEL_IGNORED) if kind == "model" and not patterns else None
+        old = next((folder for folder in _old_folders(repo_id, kind) if revision is None and any(folder.iterdir())), None)
+        whole_model = kind == "model" and not patterns
         try:
-            return Path(snapshot_download(
-                repo_id=repo_id, repo_type=kind, revision=revision, allow_patterns=wanted, ignore_patterns=ignored,
-                local_dir=str(old) if old is not None and kind == "model" else None))
-        except requests.HTTPError as error:
-            raise _translated(error.__cause__ or error, what, repo_id, kind, revision, endpoint) from error
+            endpoint = api.resolve_endpoint_for_read(repo_id, repo_type=kind)  # of the two sites of ModelScope, the one that has it
+            return Path(_client(endpoint).download_repo(
+                repo_id, kind, revision=revision, local_dir=old,
+                allow_patterns=list(service.MODEL_PATTERNS if whole_model else patterns) or None,
+                ignore_patterns=list(service.MODEL_IGNORED) if whole_model else None))
         except (errors.HubError, requests.RequestException, OSError) as error:
             raise _translated(error, what, repo_id, kind, revision, endpoint) from error
 
@@ -94,16 +93,18 @@ class ModelScopeHub(Hub):
 
         with contextlib.suppress(CacheNotFound), _quiet():
             yield Path(api.download_repo(repo_id, kind, revision=revision, local_files_only=True))
-        if kind == "model" and revision is None:
-            yield from _old_folders(repo_id)
+        if revision is None:
+            yield from _old_folders(repo_id, kind)
 
 
-def _client() -> "HubApi":
+def _client(endpoint: str | None = None) -> "HubApi":
+    """Return the client with the settings of the present environment: the client's own default keeps those of its first use."""
     try:
         from modelscope_hub import HubApi
+        from modelscope_hub.config import HubConfig
     except ImportError as error:
         raise service.missing_client("modelscope") from error
-    return HubApi()
+    return HubApi(config=HubConfig(endpoint=endpoint))
 
 
 def _cache() -> Path:
@@ -132,10 +133,10 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _old_folders(repo_id: str) -> Iterator[Path]:
-    """Yield the folders where clients before 1.38 kept a model and where `modelscope_hub` does not look."""
+def _old_folders(repo_id: str, kind: Kind) -> Iterator[Path]:
+    """Yield the folders where clients before 1.38 kept a repository and where `modelscope_hub` does not look."""
     owner, name = repo_id.split("/")
-    for parent in (_cache(), _cache() / "hub", _cache() / "models"):
+    for parent in (_cache() / f"{kind}s", *((_cache(), _cache() / "hub") if kind == "model" else ())):
         for folder in (parent / owner / name, parent / owner / name.replace(".", "___")):
             if folder.is_dir():
                 yield folder

@@ -13,6 +13,7 @@ from typing import Any
 from twinkle_core import registry, settings
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, HubError, ModelError
 from twinkle_core.hub.interface import Hub, Kind
+from twinkle_core.hub.local import exists
 
 TOKENIZER_PATTERNS = (
     "tokenizer*", "config.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.tiktoken", "*.model",
@@ -53,7 +54,7 @@ def parse_uri(text: str) -> Location:
     match = _URI.fullmatch(text)
     if match:
         return Location(match["scheme"].lower(), match["rest"].rstrip("/") or match["rest"])
-    if text.startswith(("/", "~", ".")) or Path(text).exists():
+    if text.startswith(("/", "~", ".")) or exists(Path(text)):
         return Location("file", text)
     advice = f"Write `ms://{text}` for ModelScope or `hf://{text}` for Hugging Face" if _BARE_ID.fullmatch(text) else (
         "Write `ms://org/name` for ModelScope or `hf://org/name` for Hugging Face")

@@ -88,6 +88,12 @@ def not_found(what: str, *, endpoint: str, revision: str | None, login: str) -> 
                     f"repository also looks like this to who may not read it: {login}.")
 
 
+def hidden(what: str, *, endpoint: str, login: str) -> HubError:
+    """Return the error of a service that answers 401 both for what does not exist and for what is private."""
+    return HubError(f"{endpoint} shows no {what} to who is not logged in: it does not exist, or is private. Check the spelling; if it "
+                    f"is private, log in: {login}.")
+
+
 def no_access(what: str, *, endpoint: str, login: str, page: str) -> HubError:
     """Return the error for a repository that the present login may not read (401, 403)."""
     return HubError(f"{endpoint} does not let you read the {what}. Log in: {login}. If it asks for consent to "

@@ -19,9 +19,9 @@ class LocalLauncher(Launcher):
     @classmethod
     def launch(cls, script: str | None, argv: Sequence[str], request: LaunchRequest) -> int:
         """Run `script` in this process, as `python script` does."""
-        path = check_script(script)
+        script = check_script(script)
         os.environ.update(request.to_environ())
-        return run_script(str(path), argv)
+        return run_script(script, argv)
 
     def start(self, session: Session) -> None:
         """Check the mesh against the processes there are; under torchrun without a mesh, all of them are `dp`."""

@@ -13,15 +13,15 @@ from twinkle_core import plugins
 from twinkle_core.errors import ArgumentError, UsageError
 
 
-def check_script(script: str | None) -> Path:
-    """Return the path of a script that can be run. Raises: `UsageError` without one, `ArgumentError` if it is no file."""
+def check_script(script: str | None) -> str:
+    """Return `script` if it can be run. Raises: `UsageError` without one, `ArgumentError` if it is no file."""
     if script is None:
         raise UsageError("`twinkle launch` needs a script. Use: twinkle launch [OPTIONS] SCRIPT [ARGS...]")
     path = Path(script)
     if not path.is_file():
         raise ArgumentError(f"The script `{script}` is not a file{' but a folder' if path.is_dir() else ''} "
                             f"(looked in `{Path.cwd()}`). Give the path of a Python file.")
-    return path
+    return script
 
 
 def run_script(
@@ -32,8 +32,7 @@ def run_script(
     `SystemExit` and `KeyboardInterrupt` pass. `__main__` stays the script's afterwards, for its threads, its functions that run at
     exit, and what pickle and multiprocessing look up in it; `runpy` would put the old one back.
     """
-    check_script(script)
-    path = os.path.abspath(script)
+    path = os.path.join(os.getcwd(), script)  # absolute but not normalised, as python's `__file__`
     main = ModuleType("__main__")
     main.__dict__.update(
         __file__=path, __builtins__=builtins, __loader__=SourceFileLoader("__main__", path), __annotations__={}, __cached__=None)

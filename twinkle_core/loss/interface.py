@@ -19,10 +19,13 @@ class Loss(ABC):
     """Returns (sum, count); gradients are divided once, at the step, by the global count.
 
     Class attributes:
-        requires_logits: set it to see `outputs.logits_BTV`; the memory-saving path is then off.
+        requires_logits: set it to see `outputs.logits`; the memory-saving path is then off.
+        logprob_gradient: d sum / d logprob where that is one number for all supervised tokens, as -1 in cross entropy. It saves
+            the head a second pass; where a gradient turns out different, the head makes that pass.
     """
 
     requires_logits: ClassVar[bool] = False
+    logprob_gradient: ClassVar[float | None] = None
 
     @abstractmethod
     def __call__(self, outputs: "TokenOutputs", targets: "torch.Tensor", **inputs: Any) -> "LossResult":

@@ -62,16 +62,15 @@ def build_optimizer(
         if value.__name__ == _NEEDS_CLOSURE:
             raise ArgumentError("`LBFGS` evaluates the loss several times a step, which `forward_backward` and `step` cannot do. "
                                 "Use another optimizer, e.g. `AdamW`.")
-        keywords = _keywords(value)
-        check_keywords(f"set_optimizer({value.__name__})", given, keywords or given)
-        if "lr" in keywords:
+        _check_options(f"set_optimizer({value.__name__})", value, given)
+        if "lr" in inspect.signature(value).parameters:
             given = {"lr": LORA_LR if is_lora else FULL_LR, **given}
         if value is torch.optim.AdamW:
             given = {**ADAMW_DEFAULTS, **given}
         return _construct("optimizer", value, trainable, given)
     if not callable(value) or isinstance(value, type):
         raise ArgumentTypeError(
-            f"`set_optimizer` got a {_type_name(value)}. Pass a class of `torch.optim`, its name such as \"AdamW\", or a function "
+            f"`set_optimizer` got {_type_name(value)}. Pass a class of `torch.optim`, its name such as \"AdamW\", or a function "
             "that takes the list of parameters and returns an optimizer.")
     optimizer = _call_function("set_optimizer", value, trainable, given, Optimizer)
     _check_ownership(optimizer, trainable)
@@ -94,11 +93,11 @@ def build_scheduler(value: Any, optimizer: Optimizer, options: Mapping[str, Any]
         value = _by_name("scheduler", value, {**_torch_schedulers(), **_OWN_SCHEDULERS}, "torch.optim.lr_scheduler and Twinkle")
     if isinstance(value, type) and issubclass(value, LRScheduler):
         _refuse_plateau(value)
-        check_keywords(f"set_lr_scheduler({value.__name__})", given, _keywords(value) or given)
+        _check_options(f"set_lr_scheduler({value.__name__})", value, given)
         return _construct("scheduler", value, optimizer, given)
     if not callable(value) or isinstance(value, type):
         raise ArgumentTypeError(
-            f"`set_lr_scheduler` got a {_type_name(value)}. Pass a class of `torch.optim.lr_scheduler`, a name such as "
+            f"`set_lr_scheduler` got {_type_name(value)}. Pass a class of `torch.optim.lr_scheduler`, a name such as "
             "\"CosineWarmupScheduler\", or a function that takes the optimizer and returns a scheduler.")
     scheduler = _call_function("set_lr_scheduler", value, optimizer, given, LRScheduler)
     _refuse_plateau(type(scheduler))
@@ -137,12 +136,14 @@ def _by_name(what: str, name: str, known: Mapping[str, type[T]], where: str) -> 
     raise UnknownNameError(f"There is no {what} `{name}` in {where}.{did_you_mean(name, known)} Names: {listing(known)}.")
 
 
-def _keywords(function: Callable[..., Any]) -> list[str]:
-    """Return the keywords after the first parameter; none where the signature is open (`**kwargs`)."""
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return []
-    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+def _check_options(what: str, build: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Hold the keywords against the signature, of which the first parameter is what the object is built of."""
+    parameters = list(inspect.signature(build).parameters.values())[1:]
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        check_keywords(what, options, [parameter.name for parameter in parameters])
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if missing := [name for name in needed if name not in options]:
+        raise ArgumentTypeError(f"`{what}` needs {listing(missing)}. Pass it as a keyword.")
 
 
 def _construct(what: str, build: Callable[..., Any], target: Any, options: Mapping[str, Any]) -> Any:
@@ -165,7 +166,7 @@ def _call_function(where: str, function: Callable[..., Any], target: Any, option
                                    f"{listing(options)}: {error}. Change its parameters or the keywords.") from error
     made = function(target, **options)
     if not isinstance(made, result):
-        raise ArgumentTypeError(f"The function given to `{where}` returned a {type(made).__name__}. Return a "
+        raise ArgumentTypeError(f"The function given to `{where}` returned {type(made).__name__}. Return a "
                                 f"`{result.__module__.removesuffix('.optimizer')}.{result.__name__}`.")
     return made
 
@@ -185,4 +186,4 @@ def _refuse_plateau(scheduler: type) -> None:
 
 
 def _type_name(value: Any) -> str:
-    return f"class `{value.__name__}`" if isinstance(value, type) else type(value).__name__
+    return f"the class `{value.__name__}`" if isinstance(value, type) else type(value).__name__

@@ -1,1 +1,6 @@
-"""Placeholder."""
+"""From features to the tensors of a micro-batch: collation, the one label shift, micro-batching and packing."""
+
+from twinkle_core.processor.micro_batch import MicroBatch, TokenOutputs
+from twinkle_core.processor.processor import InputProcessor, build_processor
+
+__all__ = ["InputProcessor", "MicroBatch", "TokenOutputs", "build_processor"]

@@ -14,7 +14,9 @@ import torch
 from twinkle_core.data_format import SamplingParams
 
 
-def choose(logits_RV: torch.Tensor, params: SamplingParams, *, uniform_R: torch.Tensor, seen_RV: torch.Tensor | None) -> torch.Tensor:
+def choose(
+    logits_RV: torch.Tensor, params: SamplingParams, *, uniform_R: torch.Tensor, seen_RV: torch.Tensor | None,
+) -> torch.Tensor:
     """Return one token a row, shape [R].
 
     The order is penalty, temperature, top-k, top-p. The draw inverts the cumulative distribution in fp64, whose rounding is far
@@ -51,7 +53,8 @@ def _invert(probs_RK: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
     total_R = cumulative_RK[:, -1]
     # below the total, else a product that rounds up to it would point behind the last token
     target_R = torch.minimum(uniform_R * total_R, torch.nextafter(total_R, torch.zeros_like(total_R)))
-    return torch.searchsorted(cumulative_RK, target_R[:, None], right=True)[:, 0]
+    index_R = torch.searchsorted(cumulative_RK, target_R[:, None], right=True)[:, 0]
+    return index_R.clamp_max(probs_RK.shape[-1] - 1)  # NaN would point behind the last; its log-probability says that it is NaN
 
 
 def stream_seed(*parts: int | str | Sequence[int]) -> int:

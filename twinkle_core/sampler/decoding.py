@@ -11,6 +11,8 @@ Notation: P prompts, R rows (one a completion), T positions, V vocabulary.
 """
 
 import inspect
+import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 
 from twinkle_core.data_format import SamplingParams, StopReason
+from twinkle_core.errors import SamplerError
 from twinkle_core.sampler.choosing import choose, uniforms
 
 LOGITS_BUDGET = 1 << 26
@@ -40,7 +43,8 @@ class Job:
 
     Attributes:
         prompts: token ids, none empty.
-        seeds: `params.num_samples` for each prompt, those of one prompt side by side.
+        samples: completions of each prompt.
+        seeds: one for each completion, those of one prompt side by side.
         max_tokens: most new tokens a prompt, each at most `params.max_tokens`.
         is_stop: called with the tokens of a completion after each new one.
         on_token: called with the row and its new token, for streaming.
@@ -48,6 +52,7 @@ class Job:
 
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
+    samples: int
     seeds: Sequence[int]
     max_tokens: Sequence[int]
     is_stop: Callable[[list[int]], bool]
@@ -78,7 +83,9 @@ class _Reader:
         self.model = model
         self.device = next(model.parameters()).device
         self.prompts = prompts
-        self.cache = DynamicCache(config=model.config.get_text_config())
+        config = model.config.get_text_config()
+        self.cache = DynamicCache(config=config)
+        self._last_position = (getattr(config, "max_position_embeddings", None) or sys.maxsize) - 1
         width = max(map(len, prompts))
         is_ragged = any(len(prompt) != width for prompt in prompts)
         ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
@@ -120,7 +127,7 @@ class _Reader:
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep these rows, in this order; one may stand several times."""
-        self.cache.reorder_cache(rows)
+        self.cache.reorder_cache(rows)  # type: ignore[arg-type]
         self.next_position = self.next_position[rows]
         if self.mask is not None:
             self.mask = self.mask[rows]
@@ -130,7 +137,8 @@ class _Reader:
         self.length += 1
         mask = None if self.mask is None else self.mask[:, :self.length]
         logits = self._forward(tokens_R[:, None], self.next_position, mask, only_last=True)
-        self.next_position = self.next_position + 1
+        # rows that are done stay in the batch for a while and may not run past the model's positions
+        self.next_position = (self.next_position + 1).clamp_max(self._last_position)
         return logits[:, -1]
 
     def _forward(
@@ -144,13 +152,13 @@ class _Reader:
 
 def _decode(reader: _Reader, logits_PV: torch.Tensor, rows: list[Completion], job: Job) -> None:
     params, device = job.params, logits_PV.device
-    parents = torch.arange(len(job.prompts), device=device).repeat_interleave(params.num_samples)
-    limits = [limit for limit in job.max_tokens for _ in range(params.num_samples)]
+    parents = torch.arange(len(job.prompts), device=device).repeat_interleave(job.samples)
+    limits = [limit for limit in job.max_tokens for _ in range(job.samples)]
     steps = max(limits)
     reader.reserve(steps)
-    if params.num_samples > 1:
+    if job.samples > 1:
         reader.select(parents)
-    logits_RV = logits_PV[parents] if params.num_samples > 1 else logits_PV
+    logits_RV = logits_PV[parents] if job.samples > 1 else logits_PV
     uniform_RS = uniforms(job.seeds, steps if params.temperature > 0 else 0).to(device)
     seen_RV = _seen(job.prompts, logits_PV)[parents] if params.repetition_penalty != 1 else None
     active = list(range(len(rows)))  # row of the batch -> completion; shrinks when rows are done
@@ -188,6 +196,9 @@ def _record(
     for place, (row, token) in enumerate(zip(active, tokens_R.tolist(), strict=True)):
         if done[row]:
             continue
+        if math.isnan(logprobs[place]):
+            raise SamplerError(f"The model gave NaN after {len(rows[row].tokens)} new tokens. Its weights are not finite, or "
+                               'overflow in this dtype; check the checkpoint, or use dtype="bfloat16" or "float32".')
         completion = rows[row]
         completion.tokens.append(token)
         completion.logprobs.append(logprobs[place])

@@ -18,6 +18,8 @@ def twinkle_register_model_families() -> Mapping[str, str]:
         "qwen3_moe": "twinkle_qwen.families:QWEN3_MOE",
         "qwen3_5": "twinkle_qwen.families:QWEN3_5",
         "qwen3_5_text": "twinkle_qwen.families:QWEN3_5",
+        "qwen3_5_moe": "twinkle_qwen.families:QWEN3_5_MOE",
+        "qwen3_5_moe_text": "twinkle_qwen.families:QWEN3_5_MOE",
     }
 
 

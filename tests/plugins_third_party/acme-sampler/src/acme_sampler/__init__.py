@@ -1,0 +1,1 @@
+"""AcmeSampler, an engine of its own that needs no torch."""

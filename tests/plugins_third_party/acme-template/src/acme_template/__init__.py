@@ -1,0 +1,1 @@
+"""AcmeTemplate, a chat template with markup of its own that ships in the package."""

@@ -1,0 +1,72 @@
+"""Runs a function over the batches of a table, here or in `num_proc` processes, and gives the results in order.
+
+The processes are started for the call and end with it. Each gets the function and the rows once, at its start: by the fork where
+that is how the platform starts processes, else pickled.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from twinkle_core.dataset.table import CHUNK_ROWS, arrow_rows
+from twinkle_core.errors import ArgumentError, DataError
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+R = TypeVar("R")
+_job: Any = None  # in a worker process: (part, function, first row)
+
+
+def over_batches(
+    part: "datasets.Dataset", function: "Callable[[pa.Table, int], R]", *, num_proc: int | None, first_row: int,
+) -> Iterator[R]:
+    """Yield `function(rows, number of the first row)` for consecutive batches of `part`, whose first row is `first_row`.
+
+    Raises: `ArgumentError` for a `num_proc` that is no count; `DataError` if a process dies; what `function` raises.
+    """
+    if num_proc is not None and (not isinstance(num_proc, int) or isinstance(num_proc, bool) or num_proc < 1):
+        raise ArgumentError(f"`num_proc={num_proc!r}`: use a number of processes >= 1, or leave it out.")
+    workers = min(num_proc or 1, len(part))
+    size = max(1, min(CHUNK_ROWS, -(-len(part) // workers))) if workers else CHUNK_ROWS
+    ranges = [range(start, min(start + size, len(part))) for start in range(0, len(part), size)]
+    if workers <= 1:
+        for rows in ranges:
+            yield function(arrow_rows(part, slice(rows.start, rows.stop)), first_row + rows.start)
+        return
+    job = (part, function, first_row)
+    with _tokenizers_in_one_thread(), ProcessPoolExecutor(workers, initializer=_start, initargs=job) as pool:
+        try:
+            yield from pool.map(_run, ranges)
+        except BrokenProcessPool as error:
+            raise DataError(f"One of the {workers} processes (`num_proc`) died, most likely for lack of memory. Use a smaller "
+                            "`num_proc`, or none.") from error
+
+
+def _start(part: Any, function: Any, first_row: int) -> None:
+    global _job
+    _job = (part, function, first_row)
+
+
+def _run(rows: range) -> Any:
+    part, function, first_row = _job
+    return function(arrow_rows(part, slice(rows.start, rows.stop)), first_row + rows.start)
+
+
+@contextmanager
+def _tokenizers_in_one_thread() -> Iterator[None]:
+    """Keep the `tokenizers` library from threads inside the processes: it would warn at the fork and fight for the cores."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

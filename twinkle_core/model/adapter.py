@@ -1,0 +1,146 @@
+"""The state of what is trained together: one adapter, or the whole model in full-parameter training.
+
+`AdapterState` is where the model, the checkpoints and the services meet. It holds plain references and counters; when they change
+is decided in `twinkle_core.model.training`.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from twinkle_core.loss.interface import Loss
+    from twinkle_core.metric.interface import Metric
+    from twinkle_core.model.forward import MicroResult
+    from twinkle_core.model.precision import LossScaler
+    from twinkle_core.processor import InputProcessor, MicroBatch
+
+
+@dataclass(kw_only=True)
+class Window:
+    """What ran since `calculate_metric` was asked last.
+
+    Attributes:
+        loss_sum: sum of the loss, of which `count` tokens (or what the loss counts) are the parts.
+        num_tokens: supervised tokens.
+        tokens_read: all tokens of the sequences, prompts included.
+        began_at: `time.perf_counter()` when the first of it began, in seconds; 0.0 when nothing ran.
+        ended_at: when the last of it ended.
+    """
+
+    loss_sum: float = 0.0
+    count: float = 0.0
+    num_tokens: int = 0
+    tokens_read: int = 0
+    began_at: float = 0.0
+    ended_at: float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing ran."""
+        return self.began_at == 0.0
+
+    def begin(self) -> None:
+        """Note the time, if this is the first."""
+        self.began_at = self.began_at or time.perf_counter()
+
+    def end(self) -> None:
+        """Note the time."""
+        self.ended_at = time.perf_counter()
+
+    def tokens_per_s(self) -> float:
+        """Return all tokens read / wall time."""
+        elapsed_s = self.ended_at - self.began_at
+        return self.tokens_read / elapsed_s if elapsed_s > 0 else 0.0
+
+
+@dataclass(kw_only=True)
+class ForwardPass:
+    """What `forward` keeps for `calculate_loss` and `backward`: for each micro-batch its loss with the graph."""
+
+    losses: "list[tuple[MicroBatch, torch.Tensor, float]]"
+    loss_sum: float
+    count: float
+    num_tokens: int
+    is_consumed: bool = False
+
+
+@dataclass(kw_only=True)
+class AdapterState:
+    """Everything that belongs to one adapter.
+
+    Attributes:
+        name: the adapter's; "" for the whole model.
+        parameters: name in the module -> what is trained. Unchanged as long as the state lives.
+        is_lora: whether these are an adapter's parameters.
+        gradient_accumulation_steps: backward passes in a said accumulation window.
+        optimizer: None until first needed or set.
+        scheduler: of the learning rate, or None.
+        loss: None means token-mean cross entropy.
+        template: makes features of conversations, or None.
+        processor: makes micro-batches of features.
+        metrics: added ones.
+        eval_metrics: the same for `forward_only`.
+        scaler: of the loss under fp16, else None.
+        micro_steps: backward passes whose gradients are held now.
+        rows: row ids of the sequences whose gradients are held.
+        grad_count: by which the held gradients, which are sums, are divided at the step.
+        step: optimizer steps taken.
+        is_lr_step_due: whether the optimizer has stepped since the scheduler advanced.
+        grad_norm: global L2 norm at the last clip, before clipping; None if there was none.
+        lr: learning rate of the first group at the last step; None before.
+        clip: the norm that the last clip allowed, for people.
+        training: what was trained since the last `calculate_metric`.
+        evaluation: what `forward_only` ran since then.
+        last_metrics: the last answers of `calculate_metric`, by `is_training`.
+        pending: the last `forward`.
+    """
+
+    name: str
+    parameters: "dict[str, torch.nn.Parameter]"
+    is_lora: bool
+    processor: "InputProcessor"
+    gradient_accumulation_steps: int = 1
+    optimizer: "torch.optim.Optimizer | None" = None
+    scheduler: "torch.optim.lr_scheduler.LRScheduler | None" = None
+    loss: "Loss | None" = None
+    template: Any = None
+    metrics: "list[Metric]" = field(default_factory=list)
+    eval_metrics: "list[Metric]" = field(default_factory=list)
+    scaler: "LossScaler | None" = None
+    micro_steps: int = 0
+    rows: list[int | None] = field(default_factory=list)
+    grad_count: float = 0.0
+    step: int = 0
+    is_lr_step_due: bool = False
+    grad_norm: float | None = None
+    lr: float | None = None
+    clip: float = 1.0
+    training: Window = field(default_factory=Window)
+    evaluation: Window = field(default_factory=Window)
+    last_metrics: dict[bool, dict[str, float]] = field(default_factory=dict)
+    pending: ForwardPass | None = None
+
+    @property
+    def is_window_complete(self) -> bool:
+        """Whether as many backward passes as were said have added their gradients."""
+        return self.micro_steps >= self.gradient_accumulation_steps
+
+    def note(self, batch: "MicroBatch", result: "MicroResult", *, is_training: bool) -> None:
+        """Count a micro-batch that ran."""
+        window = self.training if is_training else self.evaluation
+        window.loss_sum += result.loss_sum
+        window.count += result.count
+        window.num_tokens += batch.num_tokens
+        window.tokens_read += sum(batch.lengths)
+        for metric in self.metrics if is_training else self.eval_metrics:
+            metric.accumulate(result.outputs.detached(), batch.targets_BT, **batch.loss_inputs)
+
+    def discard_gradients(self) -> None:
+        """Forget the gradients held and begin a new window."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        self.micro_steps, self.grad_count, self.rows = 0, 0.0, []
+        self.pending = None

@@ -1,0 +1,189 @@
+"""Running a module on one micro-batch: backbone, head, loss.
+
+The head of a causal language model is asked for supervised positions only, in chunks (`twinkle_core.model.head`). That this gives
+what the model's own `forward` gives is checked once on a few tokens; a model that does more to its logits is run as a whole, and
+that is said. Accumulating gradients is left to `twinkle_core.model.training`.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from twinkle_core.errors import ModelError
+from twinkle_core.loss.interface import Loss
+from twinkle_core.model.head import CHUNK_ELEMENTS, Head, token_logprobs
+from twinkle_core.processor import MicroBatch, TokenOutputs
+
+if TYPE_CHECKING:
+    from twinkle_core.model.precision import Precision
+
+_PROBE_TOKENS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroResult:
+    """What one micro-batch gave.
+
+    Attributes:
+        loss: the sum, with its graph when gradients are on.
+        loss_sum: the same as a number.
+        count: by which the sum is divided.
+        logprobs: of each sequence: entry t speaks about its token t, 0.0 where it is not supervised.
+        outputs: for metrics.
+    """
+
+    loss: torch.Tensor
+    loss_sum: float
+    count: float
+    logprobs: list[list[float]]
+    outputs: TokenOutputs
+
+
+class ModuleRunner:
+    """Runs one module."""
+
+    def __init__(self, module: Any, precision: "Precision") -> None:
+        self.module, self._precision = module, precision
+        self._head_is_linear: bool | None = None
+        self._is_training: bool | None = None
+        self._said: set[str] = set()
+
+    def run(self, batch: MicroBatch, loss: Loss, *, training: bool, scale: float = 1.0) -> MicroResult:
+        """Return the loss of `batch` and its log-probabilities. `training`: with gradients, and dropout on.
+
+        `scale` is the factor that the loss will get before the backward pass.
+
+        Raises: `ModelError` if the loss returns something else than (sum, count).
+        """
+        self._set_mode(training=training)
+        with torch.set_grad_enabled(training), self._precision.autocast():
+            outputs = self._outputs(batch, loss, scale=scale)
+            value, count = self._apply(loss, outputs, batch)
+        row = torch.cat([value.detach().double().reshape(1), count.double().reshape(1),
+                         outputs.logprobs.detach().double().reshape(-1)]).tolist()
+        return MicroResult(loss=value, loss_sum=row[0], count=row[1], logprobs=_by_sequence(row[2:], batch), outputs=outputs)
+
+    def say_once(self, text: str) -> None:
+        """Warn of something that costs time or memory, once a model."""
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, stacklevel=2)
+
+    def hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the last hidden states [R, L, D], after the final norm."""
+        return self.module.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+
+    def _set_mode(self, *, training: bool) -> None:
+        if self._is_training is not training:
+            self.module.train(training)
+            self._is_training = training
+
+    def _outputs(self, batch: MicroBatch, loss: Loss, *, scale: float) -> TokenOutputs:
+        shape = batch.targets_BT.shape
+        if self._head_is_linear is None:
+            self._head_is_linear = self._probe_head(batch.input_ids_RL.device)
+        if not self._head_is_linear:
+            logits_rlv = self.module(input_ids=batch.input_ids_RL, position_ids=batch.position_ids_RL, use_cache=False).logits
+            return _from_logits(logits_rlv.flatten(0, 1).index_select(0, batch.source_N), batch, keep=loss.requires_logits)
+        hidden_rld = self.hidden(batch.input_ids_RL, batch.position_ids_RL)
+        hidden_nd = hidden_rld.flatten(0, 1).index_select(0, batch.source_N)
+        module = self.module.get_output_embeddings()
+        if loss.requires_logits:
+            self.say_once(f"The loss `{_name(loss)}` asks for logits, so all of them are held in memory. A loss that needs only "
+                          "`outputs.logprobs` would save that.")
+            return _from_logits(self._softcapped(module(hidden_nd)), batch, keep=True)
+        if type(module) is torch.nn.Linear and not module._forward_hooks and not module._forward_pre_hooks:  # pyright: ignore
+            expected = None if loss.logprob_gradient is None else loss.logprob_gradient * scale
+            logprobs_n, is_top_n = token_logprobs(
+                hidden_nd, Head(module.weight, module.bias, self._softcap()), batch.targets_N, expected_gradient=expected)
+        else:
+            logprobs_n, is_top_n = self._through_module(module, hidden_nd, batch.targets_N)
+        return TokenOutputs(logprobs=_spread(logprobs_n, batch.place_N, shape), is_top=_spread(is_top_n, batch.place_N, shape))
+
+    def _through_module(
+        self, module: torch.nn.Module, hidden_nd: torch.Tensor, targets_n: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ask a head that is more than a linear layer (an adapter in it, say), in chunks that the backward pass computes again."""
+        def of_chunk(hidden_cd: torch.Tensor, targets_c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return _pick(self._softcapped(module(hidden_cd)), targets_c)
+
+        chunk = max(1, CHUNK_ELEMENTS // self.module.config.get_text_config().vocab_size)
+        pieces: Sequence[tuple[torch.Tensor, torch.Tensor]] = [
+            checkpoint(of_chunk, h, t, use_reentrant=False)  # type: ignore[misc]
+            for h, t in zip(hidden_nd.split(chunk), targets_n.split(chunk), strict=True)]
+        return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
+
+    def _apply(self, loss: Loss, outputs: TokenOutputs, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        result: Any = loss(outputs, batch.targets_BT, **batch.loss_inputs)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], torch.Tensor) or result[0].numel() != 1:
+            raise ModelError(f"The loss `{_name(loss)}` returned {_short(result)}. Return (sum, count): a tensor with one number, "
+                             "and how many tokens it is the sum over.")
+        value, count = result
+        return value, torch.as_tensor(count, device=value.device)
+
+    def _softcap(self) -> float | None:
+        return getattr(self.module.config.get_text_config(), "final_logit_softcapping", None)
+
+    def _softcapped(self, logits: torch.Tensor) -> torch.Tensor:
+        cap = self._softcap()
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _probe_head(self, device: torch.device) -> bool:
+        """Return whether the model's logits are its head's output of its backbone's hidden states."""
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                size = min(_PROBE_TOKENS, self.module.get_input_embeddings().weight.shape[0])
+                ids = torch.arange(size, device=device)[None]
+                theirs = self.module(input_ids=ids, use_cache=False).logits.float()
+                ours = self._softcapped(self.module.get_output_embeddings()(self.hidden(ids))).float()
+        finally:
+            self.module.train(was_training)
+        is_same = theirs.shape == ours.shape and torch.allclose(theirs, ours, rtol=1e-2, atol=1e-3 * float(theirs.abs().max()))
+        if not is_same:
+            self.say_once(f"`{type(self.module).__name__}` does more to its logits than its output layer and a softcap, so the "
+                          "memory-saving loss is off: all logits are held in memory.")
+        return is_same
+
+
+def _from_logits(logits_nv: torch.Tensor, batch: MicroBatch, *, keep: bool) -> TokenOutputs:
+    shape = batch.targets_BT.shape
+    logprobs_n, is_top_n = _pick(logits_nv, batch.targets_N)
+    return TokenOutputs(
+        logprobs=_spread(logprobs_n, batch.place_N, shape), is_top=_spread(is_top_n, batch.place_N, shape),
+        logits=_spread(logits_nv, batch.place_N, shape) if keep else None)
+
+
+def _pick(logits_nv: torch.Tensor, targets_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = logits_nv if logits_nv.dtype == torch.float64 else logits_nv.float()
+    log_softmax = torch.log_softmax(wide, -1)
+    logprobs_n = log_softmax.gather(1, targets_n[:, None])[:, 0]
+    return logprobs_n, logprobs_n.detach() >= log_softmax.detach().amax(-1)
+
+
+def _spread(values_n: torch.Tensor, place_n: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return [B, T, ...] with the values at their places and 0 elsewhere."""
+    flat = values_n.new_zeros((shape.numel(), *values_n.shape[1:]))
+    return flat.index_copy(0, place_n, values_n).unflatten(0, shape)
+
+
+def _by_sequence(flat: list[float], batch: MicroBatch) -> list[list[float]]:
+    """Return the log-probabilities at the token they speak about: nothing precedes the first."""
+    width = batch.targets_BT.shape[1]
+    return [[0.0, *flat[row * width: row * width + length - 1]] for row, length in enumerate(batch.lengths)]
+
+
+def _name(loss: Loss) -> str:
+    function = getattr(loss, "function", None)
+    return getattr(function, "__name__", type(loss).__name__)
+
+
+def _short(result: Any) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"a tensor of shape {tuple(result.shape)}"
+    return f"a {type(result).__name__} of {len(result)} entries" if isinstance(result, tuple) else f"a {type(result).__name__}"

@@ -1,0 +1,91 @@
+"""What a script passes to `forward_backward`, made ready: features of whatever was given, and the inputs that the loss takes."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from twinkle_core import registry
+from twinkle_core.data_format import flatten_responses
+from twinkle_core.errors import ArgumentTypeError, DataError, ModelError, did_you_mean, listing
+from twinkle_core.loss.cross_entropy import CrossEntropyLoss
+from twinkle_core.loss.interface import FunctionLoss, Loss
+from twinkle_core.model.adapter import AdapterState
+
+_DEFAULT_LOSS = CrossEntropyLoss()
+
+
+def features_of(inputs: Any, state: AdapterState) -> list[Any]:
+    """Return one feature a sequence: `inputs` may hold features, conversations (with a template) and `SampleResponse`s."""
+    if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Sequence):
+        raise ArgumentTypeError(f"`inputs` is a {type(inputs).__name__}. Pass a list of features (as a `DataLoader` gives them), "
+                                "of conversations, or of `SampleResponse`s.")
+    items = flatten_responses(inputs)
+    places = [index for index, item in enumerate(items) if isinstance(item, Mapping) and "messages" in item]
+    if not places:
+        return items
+    if state.template is None:
+        raise ModelError(f"inputs[{places[0]}] is a conversation, and the model has no template to tokenise it. Call "
+                         "`set_template(...)`, or encode it first.")
+    for place, feature in zip(places, state.template.batch_encode([items[place] for place in places]), strict=True):
+        items[place] = feature
+    return items
+
+
+def choose_loss(
+    state: AdapterState, given: Mapping[str, Any], features: Sequence[Any], *, training: bool,
+) -> tuple[Loss, dict[str, Any]]:
+    """Return the loss to use and its inputs; `old_logprobs` are taken from the features where the loss takes them.
+
+    Without gradients a loss whose inputs were not given gives way to token-mean cross entropy: the call is about
+    log-probabilities.
+
+    Raises: `ModelError` for an input that the loss does not take, or one that it needs and did not get.
+    """
+    if state.loss is None:
+        if given:
+            names = listing(given)
+            raise ModelError(f"No loss that uses {names} is set: the default, token-mean cross entropy, takes no inputs. Call "
+                             f"`set_loss(...)` first. Installed losses: {listing(registry.names('losses'))}.")
+        return _DEFAULT_LOSS, {}
+    required, optional, takes_any = _signature(state.loss)
+    inputs = dict(given)
+    if "old_logprobs" not in inputs and ("old_logprobs" in required | optional or takes_any):
+        _take_old_logprobs(inputs, features, is_required="old_logprobs" in required)
+    missing = required - inputs.keys()
+    if missing and not training and not given:
+        return _DEFAULT_LOSS, {}
+    name = _loss_name(state.loss)
+    if missing:
+        raise ModelError(f"The loss `{name}` needs {listing(missing)}, which this call did not get. Pass them beside `inputs=`, "
+                         "one entry a sequence.")
+    for key in inputs:
+        if key not in required | optional and not takes_any:
+            allowed = required | optional
+            raise ModelError(f"The loss `{name}` takes no input `{key}`.{did_you_mean(key, allowed)} It takes: {listing(allowed)}.")
+    return state.loss, inputs
+
+
+def _take_old_logprobs(inputs: dict[str, Any], features: Sequence[Any], *, is_required: bool) -> None:
+    have = [isinstance(feature, Mapping) and "old_logprobs" in feature for feature in features]
+    if have and all(have):
+        inputs["old_logprobs"] = [feature["old_logprobs"] for feature in features]
+    elif any(have) and is_required:
+        raise DataError(f"inputs[{have.index(False)}] has no `old_logprobs`, others have. The loss needs them for every sequence.")
+
+
+def _signature(loss: Loss) -> tuple[set[str], set[str], bool]:
+    """Return (needed inputs, optional inputs, whether any other is taken too)."""
+    function = loss.function if isinstance(loss, FunctionLoss) else loss.__call__
+    required: set[str] = set()
+    optional: set[str] = set()
+    takes_any = False
+    for parameter in list(inspect.signature(function).parameters.values())[2:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            takes_any = True
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            (required if parameter.default is parameter.empty else optional).add(parameter.name)
+    return required, optional, takes_any
+
+
+def _loss_name(loss: Loss) -> str:
+    return getattr(getattr(loss, "function", None), "__name__", type(loss).__name__)

@@ -1,0 +1,109 @@
+"""A causal language model from an id: any Hugging Face architecture, and the text model of a vision-language checkpoint.
+
+Where the files come from is the hub's business; what is trained of the model, and in which dtype, the caller's.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from twinkle_core import session, settings
+from twinkle_core.errors import MissingExtraError, ModelError, TwinkleError
+from twinkle_core.hub import resolve_model
+
+if TYPE_CHECKING:
+    import torch
+
+_SEEDED = "twinkle_core.model.seeded"
+
+
+def load_pretrained(
+    model_id: str,
+    *,
+    dtype: "torch.dtype | None" = None,
+    device: str = "cpu",
+    attn_implementation: str | None = None,
+    trust_remote_code: bool | None = None,
+) -> "torch.nn.Module":
+    """Return the causal language model of `model_id` on `device`, in eval mode.
+
+    Args:
+        model_id: as `twinkle_core.hub.resolve_model` takes it.
+        dtype: of the weights; None keeps the checkpoint's.
+        device: where it is put.
+        attn_implementation: as transformers takes it, e.g. "sdpa"; None leaves it to transformers.
+        trust_remote_code: whether code that ships with the model may run; None asks the environment variable.
+
+    Raises:
+        HubError: it cannot be found.
+        ModelError: it is no causal language model, or its files do not hold all of its weights.
+    """
+    transformers = _import_transformers()
+    folder = resolve_model(model_id, trust_remote_code=trust_remote_code)
+    trusted = settings.trust_remote_code() if trust_remote_code is None else trust_remote_code
+    options: dict[str, Any] = {"dtype": "auto" if dtype is None else dtype, "trust_remote_code": trusted, "local_files_only": True}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    try:
+        with seeded(device), _without_progress_bar(transformers):
+            module, info = transformers.AutoModelForCausalLM.from_pretrained(str(folder), output_loading_info=True, **options)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        if isinstance(error, TwinkleError):
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"`{model_id}` (in {folder}) cannot be loaded as a causal language model: {reason}. Check that its "
+                         "`config.json` names a text model that this version of transformers knows.") from error
+    _check_complete(model_id, folder, info)
+    return module.to(device).eval()
+
+
+@contextlib.contextmanager
+def seeded(device: str, *, salt: int = 0) -> Iterator[None]:
+    """Draw random numbers from the session's seed plus `salt` inside the block, and leave the generators as they were."""
+    import torch
+
+    devices = [torch.device(device)] if device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(session.current().seed + salt)
+        yield
+
+
+def seed_once() -> None:
+    """Seed torch's global generators with the session's seed, the first time in a session: what dropout draws from."""
+    import torch
+
+    current = session.current()
+    if not current.state.get(_SEEDED):
+        current.state[_SEEDED] = True
+        torch.manual_seed(current.seed)
+
+
+def _import_transformers() -> Any:
+    try:
+        import peft  # noqa: F401
+        import torch  # noqa: F401
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError(f"Training needs `{error.name}`, which is not installed. "
+                                "Run: pip install 'twinkle-core[train]'") from error
+    return transformers
+
+
+@contextlib.contextmanager
+def _without_progress_bar(transformers: Any) -> Iterator[None]:
+    logging = transformers.utils.logging
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
+def _check_complete(model_id: str, folder: Any, info: Any) -> None:
+    missing = sorted(info.get("missing_keys", ()))
+    if missing:
+        shown = ", ".join(f"`{name}`" for name in missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise ModelError(f"The files of `{model_id}` in {folder} lack {len(missing)} weights of the model: {shown}. They would be "
+                         "random numbers. Fetch the model again, or name one whose files match its `config.json`.")

@@ -1,0 +1,58 @@
+"""Whether a model may have several sequences in one row."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from twinkle_core import registry
+from twinkle_core.errors import ModelError
+
+if TYPE_CHECKING:
+    from twinkle_core.model.forward import ModuleRunner
+
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+_TOLERANCE = 1e-3
+"""Packed against single in fp32, relative to the largest hidden state. Qwen3.5's state leaks 0.034; noise is 1e-6."""
+
+
+def check_packing(runner: "ModuleRunner") -> None:
+    """Raise `ModelError` unless sequences that share a row do not see each other.
+
+    Recurrent layers are known by family or configuration; beyond that two short sequences are run packed and singly, in fp32.
+    """
+    config = runner.module.config.get_text_config()
+    reason = recurrent_reason(config)
+    if reason is None and next(runner.module.parameters()).dtype == torch.float32:
+        reason = _leak(runner)
+    if reason is not None:
+        name = type(runner.module).__name__
+        raise ModelError(f"`packing=True`: sequences in one row of `{name}` would see each other: {reason}. Leave "
+                         " `packing` out; `micro_batch_size=` and rows of similar length also save padding.")
+
+
+def recurrent_reason(config: Any) -> str | None:
+    """Return why the model carries state from token to token, or None if nothing says that it does."""
+    families = registry.names("model_families")
+    for model_type in {config.model_type, config.model_type.removesuffix("_text")}:
+        if model_type in families and registry.resolve("model_families", model_type).has_recurrent_layers:
+            return f"the family `{model_type}` has recurrent layers, whose state runs on"
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION)
+    return f"it has layers of the kind {', '.join(f'`{kind}`' for kind in kinds)}, whose state runs on" if kinds else None
+
+
+def _leak(runner: "ModuleRunner") -> str | None:
+    module = runner.module
+    device = next(module.parameters()).device
+    size = module.get_input_embeddings().weight.shape[0]
+    first, second = torch.arange(5, device=device) % size, (torch.arange(4, device=device) + 3) % size
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            positions = torch.cat([torch.arange(5), torch.arange(4)])[None].to(device)
+            packed = runner.hidden(torch.cat([first, second])[None], positions)[0, 5:]
+            single = runner.hidden(second[None])[0]
+    finally:
+        module.train(was_training)
+    difference = float((packed - single).abs().max() / single.abs().max())
+    return None if difference < _TOLERANCE else f"a test run differs by {difference:.2g} from the sequences run singly"

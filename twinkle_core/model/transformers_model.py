@@ -1,0 +1,379 @@
+"""`TransformersModel`: any Hugging Face causal language model, trained as a whole or through LoRA adapters.
+
+The public methods, and which state each of them concerns. How a micro-batch is run stands in `forward`, what happens to gradients
+in `training`, what is in a checkpoint in `saving`.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from twinkle_core import registry, session
+from twinkle_core.data_format import ModelOutput
+from twinkle_core.errors import ArgumentError, ArgumentTypeError, ModelError, did_you_mean, listing
+from twinkle_core.loss.interface import FunctionLoss
+from twinkle_core.mesh import DeviceMesh
+from twinkle_core.model import reporting, training
+from twinkle_core.model.adapter import AdapterState, ForwardPass
+from twinkle_core.model.forward import MicroResult, ModuleRunner
+from twinkle_core.model.inputs import choose_loss, features_of
+from twinkle_core.model.interface import TrainableModel
+from twinkle_core.model.loading import load_pretrained, seed_once
+from twinkle_core.model.lora import LoraAdapters, lora_config
+from twinkle_core.model.optimizers import build_optimizer, build_scheduler
+from twinkle_core.model.packing import check_packing
+from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, resolve_dtype
+from twinkle_core.parallel.choice import choose_strategies
+from twinkle_core.platforms.choice import choose_device
+from twinkle_core.processor import InputProcessor, MicroBatch, build_processor
+
+
+class TransformersModel(TrainableModel):
+    """A model from a hub id or a folder.
+
+    Args:
+        model_id: `ms://org/name`, `hf://org/name`, a folder, or another installed hub's URI.
+        device_mesh: how the ranks of this model are arranged; None: the run's.
+        remote_group: the group of ranks that it lives on, where the mode has groups.
+        dtype: of the weights, e.g. "bfloat16". None: frozen weights as in the checkpoint, trained ones fp32.
+        device: "cpu", "cuda:0", ...; None: the best there is.
+        mixed_precision: dtype of the arithmetic: "no" (fp32), "bf16" or "fp16" (with a loss scale). None: fp32 in full-parameter
+            training, the frozen weights' dtype under LoRA.
+        gradient_accumulation_steps: backward passes a step, where that is said beforehand; adapters say their own.
+        gradient_checkpointing: compute activations again in the backward pass, to save memory.
+        attn_implementation: as transformers takes it; None leaves it to transformers.
+        trust_remote_code: whether code that ships with the model may run; None: not, unless `TWINKLE_TRUST_REMOTE_CODE` says so.
+
+    The first model of a run seeds torch's global random generators, from which dropout draws.
+
+    Attributes:
+        module: the Hugging Face module.
+        lora: its adapters.
+        precision: its dtypes.
+    """
+
+    def __init__(
+        self,
+        model_id: str,
+        *,
+        device_mesh: DeviceMesh | None = None,
+        remote_group: str | None = None,
+        dtype: Any = None,
+        device: str | None = None,
+        mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
+        gradient_accumulation_steps: int = 1,
+        gradient_checkpointing: bool = False,
+        attn_implementation: str | None = None,
+        trust_remote_code: bool | None = None,
+    ) -> None:
+        weights_dtype = resolve_dtype(dtype)
+        check_mixed_precision(mixed_precision)
+        _check_accumulation(gradient_accumulation_steps)
+        self.model_id, self.gradient_checkpointing = model_id, gradient_checkpointing
+        self.mesh = device_mesh or session.current().mesh
+        strategies = choose_strategies(self.mesh)
+        self.device = choose_device(device)
+        seed_once()
+        self.module: Any = load_pretrained(
+            model_id, dtype=weights_dtype, device=self.device, attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code)
+        for strategy in strategies:
+            self.module = strategy.apply(self.module, mesh=self.mesh or DeviceMesh())
+        if gradient_checkpointing:
+            self.module.gradient_checkpointing_enable({"use_reentrant": False})
+        self.precision = Precision(self.module, dtype=weights_dtype, mixed_precision=mixed_precision,
+                                   device_type=self.device.partition(":")[0])
+        self.lora = LoraAdapters(self.module, device=self.device)
+        self._runner = ModuleRunner(self.module, self.precision)
+        trained = {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
+        self._whole = AdapterState(name="", parameters=trained, is_lora=False, processor=InputProcessor(),
+                                   gradient_accumulation_steps=gradient_accumulation_steps)
+        self._is_whole_ready = False
+        self._adapters: dict[str, AdapterState] = {}
+
+    def state(self, adapter_name: str = "") -> AdapterState:
+        """Return the state that `adapter_name` means: the adapter's, the only adapter's, or the whole model's if it has none.
+
+        Raises: `ModelError` that lists the adapters if none is meant, or `ArgumentError` if there is none of that name.
+        """
+        if not isinstance(adapter_name, str):
+            raise ArgumentTypeError(f"`adapter_name={adapter_name!r}` is of type {type(adapter_name).__name__}. Pass a string.")
+        if adapter_name in self._adapters:
+            return self._adapters[adapter_name]
+        if adapter_name:
+            raise ArgumentError(f"`adapter_name={adapter_name!r}`: this model has no such adapter."
+                                f"{did_you_mean(adapter_name, self._adapters)} Adapters: {listing(self._adapters)}. Add one with "
+                                "`add_adapter_to_model(name, config)`.")
+        if len(self._adapters) > 1:
+            raise ModelError(f"This model has several adapters: {listing(self._adapters)}. Say which one with `adapter_name=`.")
+        return next(iter(self._adapters.values()), self._whole)
+
+    def forward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
+        """Run the model and keep what `calculate_loss` and `backward` need."""
+        state = self._ready(adapter_name)
+        state.training.begin()
+        kept: list[tuple[MicroBatch, torch.Tensor, float]] = []
+        output, totals = self._run(
+            state, inputs, loss_inputs, lambda batch, result: kept.append((batch, result.loss, result.count)))
+        state.pending = ForwardPass(losses=kept, loss_sum=totals[0], count=totals[1], num_tokens=output["num_tokens"])
+        return output
+
+    def forward_only(
+        self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, **loss_inputs: Any,
+    ) -> ModelOutput:
+        """Run the model without gradients and without dropout; `disable_lora` runs the base model."""
+        state = self._ready(adapter_name)
+        state.evaluation.begin()
+
+        def note(batch: MicroBatch, result: MicroResult) -> None:
+            state.note(batch, result, is_training=False)
+
+        if disable_lora:
+            with self.lora.disabled():
+                output, _ = self._run(state, inputs, loss_inputs, note, is_training=False)
+        else:
+            output, _ = self._run(state, inputs, loss_inputs, note, is_training=False)
+        state.evaluation.end()
+        return output
+
+    def forward_backward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
+        """Add the gradients of a batch, micro-batch by micro-batch."""
+        state = self._ready(adapter_name)
+        state.training.begin()
+
+        def add(batch: MicroBatch, result: MicroResult) -> None:
+            training.add_gradients(state, result.loss, result.count)
+            state.rows.extend(batch.row_ids)
+            state.note(batch, result, is_training=True)
+
+        output, _ = self._run(state, inputs, loss_inputs, add)
+        state.micro_steps += 1
+        state.training.end()
+        return output
+
+    def calculate_loss(self, *, adapter_name: str = "") -> float:
+        """Return the token mean of the last `forward`; asking twice changes nothing."""
+        pending = self._pending(self._ready(adapter_name), "calculate_loss")
+        return pending.loss_sum / pending.count if pending.count else 0.0
+
+    def backward(self, *, adapter_name: str = "") -> None:
+        """Add the gradients of the last `forward`."""
+        state = self._ready(adapter_name)
+        pending = self._pending(state, "backward")
+        if pending.is_consumed:
+            raise ModelError("`backward()` was called twice for one `forward(...)`. Call `forward` again, or use "
+                             "`forward_backward`.")
+        pending.is_consumed = True
+        for batch, loss, count in pending.losses:
+            training.add_gradients(state, loss, count)
+            state.rows.extend(batch.row_ids)
+            state.training.tokens_read += sum(batch.lengths)
+        pending.losses = []
+        state.micro_steps += 1
+        state.training.loss_sum += pending.loss_sum
+        state.training.count += pending.count
+        state.training.num_tokens += pending.num_tokens
+        state.training.end()
+
+    def clip_grad_norm(self, max_norm: float = 1.0, *, adapter_name: str = "") -> float | None:
+        """Clip the accumulated gradient, divided by its token count; None where there is nothing to clip yet."""
+        training.check_max_norm(max_norm)
+        return training.clip_gradients(self._ready(adapter_name), max_norm)
+
+    def step(self, *, adapter_name: str = "") -> bool:
+        """Apply the accumulated gradient and clear it."""
+        state = self._ready(adapter_name)
+        return self._stepped(state, training.step(state))
+
+    def zero_grad(self, *, adapter_name: str = "") -> None:
+        """Discard the accumulated gradient."""
+        state = self.state(adapter_name)
+        if 0 < state.micro_steps < state.gradient_accumulation_steps:
+            self._runner.say_once(
+                f"`zero_grad()` discarded {state.micro_steps} of {state.gradient_accumulation_steps} accumulated backward passes. "
+                "`step()` clears the gradient by itself: leave `zero_grad()` out of the loop.")
+        state.discard_gradients()
+
+    def lr_step(self, *, adapter_name: str = "") -> bool:
+        """Advance the scheduler, if the optimizer has stepped since the last time."""
+        return training.advance_scheduler(self.state(adapter_name))
+
+    def clip_grad_and_step(self, max_norm: float = 1.0, *, adapter_name: str = "") -> bool:
+        """Clip, step and advance the scheduler."""
+        training.check_max_norm(max_norm)
+        state = self._ready(adapter_name)
+        has_stepped = self._stepped(state, training.step(state, max_norm=max_norm))
+        training.advance_scheduler(state)
+        return has_stepped
+
+    def set_loss(self, loss: Any, *, adapter_name: str = "", **options: Any) -> None:
+        """Set the loss."""
+        self.state(adapter_name).loss = registry.resolve_argument(
+            "losses", loss, argument="set_loss", options=options, function=FunctionLoss)
+
+    def set_optimizer(self, optimizer: Any, *, adapter_name: str = "", **options: Any) -> None:
+        """Set the optimizer; a scheduler that was set before is dropped with the old one."""
+        state = self._ready(adapter_name)
+        state.optimizer = build_optimizer(optimizer, state.parameters.values(), options, is_lora=state.is_lora)
+        state.scheduler, state.is_lr_step_due = None, False
+
+    def set_lr_scheduler(self, scheduler: Any, *, adapter_name: str = "", **options: Any) -> None:
+        """Set the learning-rate scheduler of the optimizer."""
+        state = self._ready(adapter_name)
+        state.scheduler = build_scheduler(scheduler, training.ensure_optimizer(state), options)
+
+    def set_template(self, template: Any, *, adapter_name: str = "", **options: Any) -> None:
+        """Set the template; `model_id` is this model's unless said."""
+        state = self.state(adapter_name)
+        if isinstance(template, str) or inspect.isclass(template):
+            options.setdefault("model_id", self.model_id)
+        state.template = registry.resolve_argument("templates", template, argument="set_template", options=options)
+
+    def set_processor(
+        self, processor: Any = None, *, micro_batch_size: int | None = None, packing: bool = False, adapter_name: str = "",
+        **options: Any,
+    ) -> None:
+        """Set how features become tensors: options, or an `InputProcessor` class or instance of your own."""
+        state = self.state(adapter_name)
+        made = build_processor(processor, dict(options, micro_batch_size=micro_batch_size, packing=packing))
+        if made.packing:
+            check_packing(self._runner)
+            if "flash" in str(self.module.config._attn_implementation):
+                made.longest_packed_row = None  # these kernels skip what is masked, and know packed rows only one at a time
+        state.processor = made
+
+    def add_metric(self, metric: Any, *, adapter_name: str = "", **options: Any) -> None:
+        """Add a metric; training and evaluation each get their own count."""
+        state = self.state(adapter_name)
+        made = registry.resolve_argument("metrics", metric, argument="add_metric", options=options)
+        state.metrics.append(made)
+        state.eval_metrics.append(copy.deepcopy(made))
+
+    def calculate_metric(self, is_training: bool, *, adapter_name: str = "") -> dict[str, float]:
+        """Return numbers over what ran since the last call, and hand them to the trackers."""
+        state = self.state(adapter_name)
+        is_new = not (state.training if is_training else state.evaluation).is_empty
+        numbers = reporting.collect_metrics(state, is_training=is_training)
+        if is_new:
+            prefix = f"{state.name}/" if len(self._adapters) > 1 else ""
+            reporting.report(state, numbers, is_training=is_training, prefix=prefix)
+        return numbers
+
+    def add_adapter_to_model(self, adapter_name: str, config: Any, *, gradient_accumulation_steps: int = 1) -> None:
+        """Add a LoRA. What was set for the whole model before (loss, template, processor, metrics) is where it starts from."""
+        if not isinstance(adapter_name, str) or not adapter_name or not adapter_name.replace("-", "_").isidentifier():
+            raise ArgumentError(f"`adapter_name={adapter_name!r}`: use letters, digits, `_` and `-`, beginning with a letter.")
+        if adapter_name in self._adapters:
+            raise ArgumentError(f"This model has an adapter `{adapter_name}` already. Adapters: {listing(self._adapters)}. Choose "
+                                "another name.")
+        _check_accumulation(gradient_accumulation_steps)
+        if not self._adapters and self._whole.optimizer is not None:
+            if not self._whole.step:
+                raise ModelError("An optimizer was set for the whole model, which a LoRA freezes. Call `set_optimizer` after "
+                                 "`add_adapter_to_model`.")
+            self.precision.keep_widened()
+        made = lora_config(config)
+        whole = self._whole
+        parameters = self.lora.add(adapter_name, made)
+        whole.discard_gradients()
+        self.precision.use_lora()
+        self._adapters[adapter_name] = AdapterState(
+            name=adapter_name, parameters=parameters, is_lora=True, gradient_accumulation_steps=gradient_accumulation_steps,
+            processor=copy.copy(whole.processor), loss=whole.loss, template=whole.template,
+            metrics=copy.deepcopy(whole.metrics), eval_metrics=copy.deepcopy(whole.eval_metrics), scaler=self._scaler())
+
+    def save(
+        self, name: str, output_dir: str = "outputs", *, adapter_name: str = "", with_optimizer: bool = False, merge: bool = False,
+        keep_last: int | None = None,
+    ) -> str:
+        """Save a checkpoint and return its folder."""
+        from twinkle_core.model import saving
+
+        return saving.save(self, name, output_dir, adapter_name=adapter_name, with_optimizer=with_optimizer, merge=merge,
+                           keep_last=keep_last)
+
+    def load(self, path: str, *, adapter_name: str = "") -> None:
+        """Load weights only."""
+        from twinkle_core.model import saving
+
+        saving.load(self, path, adapter_name=adapter_name)
+
+    def resume_from_checkpoint(self, path: str, *, adapter_name: str = "") -> str | Literal[False]:
+        """Load weights, optimizer, scheduler and random state."""
+        from twinkle_core.model import saving
+
+        return saving.resume(self, path, adapter_name=adapter_name)
+
+    def get_state_dict(self, *, adapter_name: str = "", merge: bool = False) -> dict[str, Any]:
+        """Return name -> tensor of the weights, on the CPU: the adapter's, or the whole model's (merged, if asked)."""
+        from twinkle_core.model import saving
+
+        return saving.state_dict(self, adapter_name=adapter_name, merge=merge)
+
+    def get_train_configs(self, *, adapter_name: str = "") -> str:
+        """Return everything that decides the training, for people."""
+        return reporting.describe(self, self._ready(adapter_name))
+
+    def apply_patch(self, patch: str | Callable[[Any], None]) -> None:
+        """Call `patch(module)`; it changes the module in place."""
+        if not callable(patch):
+            raise ArgumentTypeError(f"`apply_patch` got {patch!r}. Pass a function that takes the module and changes it in place.")
+        patch(self.module)
+
+    def upload_to_hub(self, path: str, repo_id: str, *, private: bool = True) -> str:
+        """Upload a saved checkpoint and return its URI."""
+        from twinkle_core.model import saving
+
+        return saving.upload(path, repo_id, private=private)
+
+    def _ready(self, adapter_name: str) -> AdapterState:
+        """Return the state with the module prepared for it: dtypes settled, the adapter active."""
+        state = self.state(adapter_name)
+        if state.is_lora:
+            self.lora.activate(state.name)
+        elif not self._is_whole_ready:
+            self.precision.use_full()
+            state.scaler = self._scaler()
+            self._is_whole_ready = True
+        return state
+
+    def _run(
+        self, state: AdapterState, inputs: Sequence[Any], loss_inputs: dict[str, Any],
+        each: Callable[[MicroBatch, MicroResult], None], *, is_training: bool = True,
+    ) -> tuple[ModelOutput, tuple[float, float]]:
+        """Run all micro-batches; `each` is called after every one. Return the output and (loss sum, count)."""
+        features = features_of(inputs, state)
+        loss, extra = choose_loss(state, loss_inputs, features, training=is_training)
+        scale = state.scaler.scale if state.scaler is not None else 1.0
+        total = count = 0.0
+        num_tokens = 0
+        logprobs: list[list[float]] = []
+        for batch in state.processor.micro_batches(features, extra, device=self.device):
+            result = self._runner.run(batch, loss, training=is_training, scale=scale)
+            training.check_finite(state, batch, result.loss_sum, is_training=is_training)
+            each(batch, result)
+            total, count, num_tokens = total + result.loss_sum, count + result.count, num_tokens + batch.num_tokens
+            logprobs.extend(result.logprobs)
+        return ModelOutput(loss=total / count if count else 0.0, num_tokens=num_tokens, logprobs=logprobs), (total, count)
+
+    def _stepped(self, state: AdapterState, has_stepped: bool) -> bool:
+        if has_stepped:
+            state.training.end()
+            reporting.show_progress(state)
+        return has_stepped
+
+    def _pending(self, state: AdapterState, method: str) -> ForwardPass:
+        if state.pending is None:
+            raise ModelError(f"`{method}()` needs a `forward(...)` before it. Call `forward`, or use `forward_backward`.")
+        return state.pending
+
+    def _scaler(self) -> LossScaler | None:
+        return LossScaler() if self.precision.needs_scaler() else None
+
+
+def _check_accumulation(value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ArgumentError(f"`gradient_accumulation_steps={value!r}`: use an integer >= 1.")

@@ -1,0 +1,175 @@
+"""`InputProcessor`: features (plain lists) in, micro-batches (tensors) out.
+
+Here, and nowhere else, labels are shifted: position t gets `labels[t + 1]` as its target, and the last position none. Rows are
+padded on the right, where causal attention never looks, so no mask is needed. Which devices and dtypes there are, and what the
+model does with a row, is left to the model.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from twinkle_core.data_format import IGNORE_INDEX, InputFeature, check_feature
+from twinkle_core.errors import ArgumentError, ArgumentTypeError, DataError, check_keywords
+from twinkle_core.processor.micro_batch import MicroBatch
+from twinkle_core.processor.packing import SINGLE_ROW, pack_rows
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Int64Array = npt.NDArray[np.int64]
+
+
+class InputProcessor:
+    """Cuts a batch into micro-batches and collates them. Subclass it and override `prepare` to change features first.
+
+    Args:
+        micro_batch_size: rows (a preference pair is one row) a rank runs at once; None: all of them.
+        packing: lay several sequences in one row, without padding between them.
+        pad_token_id: what fills rows; never trained on and never attended to.
+    """
+
+    def __init__(self, *, micro_batch_size: int | None = None, packing: bool = False, pad_token_id: int = 0) -> None:
+        if micro_batch_size is not None and (
+                not isinstance(micro_batch_size, int) or isinstance(micro_batch_size, bool) or micro_batch_size < 1):
+            raise ArgumentError(f"`micro_batch_size={micro_batch_size!r}`: use an integer >= 1, or None for all rows at once.")
+        self.micro_batch_size, self.packing, self.pad_token_id = micro_batch_size, bool(packing), pad_token_id
+        self.longest_packed_row: int | None = SINGLE_ROW  # the model lifts it where attention skips what is masked
+
+    def prepare(self, features: Sequence[InputFeature]) -> Sequence[InputFeature]:
+        """Return the features to train on, by default the same. The number and order of sequences must stay."""
+        return features
+
+    def micro_batches(
+        self, features: Sequence[Any], loss_inputs: Mapping[str, Any] | None = None, *, device: str = "cpu",
+    ) -> Iterator[MicroBatch]:
+        """Yield micro-batches in the order of `features`; none if there are none.
+
+        Raises: `DataError` for a feature of the wrong shape or without labels, and for a loss input of another length.
+        """
+        checked = self._check(features)
+        inputs = _split_inputs(loss_inputs or {}, checked)
+        for rows in self._cut(checked):
+            part = {name: value[rows.start:rows.stop] if is_sliced else value for name, (value, is_sliced) in inputs.items()}
+            yield self.collate(checked[rows.start:rows.stop], part, device=device)
+
+    def collate(self, features: Sequence[InputFeature], loss_inputs: Mapping[str, Any], *, device: str) -> MicroBatch:
+        """Return the tensors of `features`."""
+        import torch
+
+        def tensor(array: "npt.NDArray[Any]") -> torch.Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        lengths = [len(feature["input_ids"]) for feature in features]
+        longest = max(lengths)
+        targets_bt = np.full((len(features), longest), IGNORE_INDEX, np.int64)
+        for row, feature in enumerate(features):
+            targets_bt[row, : lengths[row] - 1] = feature["labels"][1:]  # type: ignore[typeddict-item]
+        place_n = np.flatnonzero(targets_bt != IGNORE_INDEX)
+        if self.packing:
+            offsets, row_length, position_ids = pack_rows(lengths, longest_row=self.longest_packed_row)
+            source_n = np.asarray(offsets, np.int64)[place_n // longest] + place_n % longest
+        else:
+            offsets, row_length, position_ids, source_n = [row * longest for row in range(len(features))], longest, None, place_n
+        count = len(features) if position_ids is None else position_ids.shape[0]
+        ids = np.full(count * row_length, self.pad_token_id, np.int64)
+        for offset, length, feature in zip(offsets, lengths, features, strict=True):
+            ids[offset:offset + length] = feature["input_ids"]
+        place_n, source_n = _by_source(place_n, source_n) if self.packing else (place_n, source_n)
+        return MicroBatch(
+            input_ids_RL=tensor(ids.reshape(count, row_length)),
+            position_ids_RL=None if position_ids is None else tensor(position_ids),
+            targets_BT=tensor(targets_bt), source_N=tensor(source_n), place_N=tensor(place_n),
+            targets_N=tensor(targets_bt.reshape(-1)[place_n]), lengths=lengths,
+            row_ids=[feature.get("row_id") for feature in features],
+            loss_inputs={name: _tensor_of(value, lengths, longest, device) for name, value in loss_inputs.items()})
+
+    def _check(self, features: Sequence[Any]) -> list[InputFeature]:
+        checked = [check_feature(feature, where=f"inputs[{index}]") for index, feature in enumerate(features)]
+        prepared = list(self.prepare(checked))
+        if len(prepared) != len(checked):
+            raise DataError(f"`{type(self).__name__}.prepare` returned {len(prepared)} features for {len(checked)}. Return one for "
+                            "each, in order.")
+        for index, feature in enumerate(prepared):
+            if "labels" not in feature:
+                raise DataError(f"inputs[{index}] has no `labels`, so nothing says what to train on or to score. Encode it without "
+                                "`add_generation_prompt`, or give it `labels` (-100 where a token is ignored).")
+        return prepared
+
+    def _cut(self, features: Sequence[InputFeature]) -> Iterator[range]:
+        size, start, rows = self.micro_batch_size or len(features), 0, 0
+        for index, feature in enumerate(features):
+            pair = feature.get("pair_id")
+            if index and pair is not None and pair == features[index - 1].get("pair_id"):
+                continue
+            if rows == size:
+                yield range(start, index)
+                start, rows = index, 0
+            rows += 1
+        if features:
+            yield range(start, len(features))
+
+
+def build_processor(value: Any, options: Mapping[str, Any]) -> InputProcessor:
+    """Return the processor that `set_processor(value, **options)` means: a class, an instance, or None for `InputProcessor`.
+
+    Raises: `ArgumentTypeError` for anything else, and for options together with an instance.
+    """
+    if isinstance(value, InputProcessor):
+        if set(options) - {"micro_batch_size", "packing"} or options.get("micro_batch_size") is not None or options.get("packing"):
+            raise ArgumentTypeError("`set_processor` got an instance together with options. Pass them when you make the processor.")
+        return value
+    if value is not None and not (inspect.isclass(value) and issubclass(value, InputProcessor)):
+        raise ArgumentTypeError(f"`set_processor` got {value!r} of type {type(value).__name__}. Pass a subclass or an instance of "
+                                "`InputProcessor`, or only options such as `micro_batch_size=4`.")
+    cls = value or InputProcessor
+    parameters = inspect.signature(cls).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        check_keywords("set_processor", options, parameters)
+    return cls(**options)
+
+
+def _by_source(place_n: "Int64Array", source_n: "Int64Array") -> tuple["Int64Array", "Int64Array"]:
+    order = np.argsort(source_n, kind="stable")
+    return place_n[order], source_n[order]
+
+
+def _split_inputs(loss_inputs: Mapping[str, Any], features: Sequence[InputFeature]) -> dict[str, tuple[Any, bool]]:
+    """Return name -> (value, whether it has one entry a sequence)."""
+    split: dict[str, tuple[Any, bool]] = {}
+    for name, value in loss_inputs.items():
+        if hasattr(value, "tolist"):
+            value = value.tolist()
+        if not isinstance(value, list | tuple):
+            split[name] = (value, False)
+            continue
+        if len(value) != len(features):
+            raise DataError(f"`{name}` has {len(value)} entries, `inputs` has {len(features)} sequences. Pass one entry a "
+                            "sequence.")
+        for index, entry in enumerate(value):
+            length = len(features[index]["input_ids"])
+            if isinstance(entry, list | tuple) and len(entry) != length:
+                raise DataError(f"`{name}[{index}]` has {len(entry)} entries, the sequence has {length} tokens. Pass one number a "
+                                "sequence, or one a token as `ModelOutput.logprobs` has them.")
+        split[name] = (value, True)
+    return split
+
+
+def _tensor_of(value: Any, lengths: Sequence[int], longest: int, device: str) -> Any:
+    """Return numbers a sequence as [B], numbers a token as [B, T] at the position that predicts the token; else the value."""
+    import torch
+
+    if not isinstance(value, list | tuple) or not value:
+        return value
+    if not isinstance(value[0], list | tuple):
+        return torch.tensor(value, dtype=torch.float32, device=device) if _is_number(value[0]) else value
+    array = np.zeros((len(value), longest), np.float32)
+    for row, (numbers, length) in enumerate(zip(value, lengths, strict=True)):
+        array[row, : length - 1] = numbers[1:]
+    return torch.from_numpy(array).to(device)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
