@@ -62,6 +62,7 @@ class ProcessRank:
     rank: int
     local_rank: int
     world_size: int
+    restart: int = 0
 
 
 def torchrun_rank() -> ProcessRank | None:
@@ -71,7 +72,8 @@ def torchrun_rank() -> ProcessRank | None:
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    return ProcessRank(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+    rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    return ProcessRank(rank, local_rank, world_size, restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
 
 
 def elastic_error_file() -> str | None:

@@ -1,0 +1,101 @@
+"""The live process groups of a mesh, seen from this rank: what a model asks the other ranks.
+
+Starting processes is the launcher's business, arranging ranks the mesh's. Here are the groups and the few collectives on plain
+numbers that training needs. With one rank nothing is started and every collective is the identity.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from twinkle_core import session, settings
+from twinkle_core.errors import MeshError, ModeError
+from twinkle_core.mesh import AXES, DeviceMesh
+
+DATA_AXES = ("dp", "fsdp")
+"""Axes whose ranks see different data."""
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+class Ranks:
+    """The ranks of one component.
+
+    Attributes:
+        mesh: how they are arranged.
+        rank: this process's number among them.
+        coordinates: its position on every axis.
+        torch_mesh: the same mesh as torch knows it, with the axes as dims; None with one rank.
+    """
+
+    def __init__(self, mesh: DeviceMesh | None, *, device_type: str) -> None:
+        self.mesh = mesh or DeviceMesh()
+        self.device_type = device_type
+        self.torch_mesh: Any = None
+        self.rank = 0
+        if self.mesh.world_size > 1:
+            _start_process_group(self.mesh, device_type)
+            self.rank = dist.get_rank()
+            sizes = [getattr(self.mesh, axis) for axis in AXES]
+            self.torch_mesh = dist.device_mesh.init_device_mesh(device_type, tuple(sizes), mesh_dim_names=AXES)
+        self.coordinates = self.mesh.coordinates(self.rank)
+
+    def size(self, *axes: str) -> int:
+        """Return the number of ranks of a collective over `axes`."""
+        return math.prod(getattr(self.mesh, axis) for axis in axes)
+
+    def group(self, *axes: str) -> Any:
+        """Return the process group of the ranks that differ from this one in `axes` only; None if that is this rank alone."""
+        axes = tuple(axis for axis in AXES if axis in axes and getattr(self.mesh, axis) > 1)
+        if not axes:
+            return None
+        if len(axes) == 1:
+            return self.torch_mesh.get_group(axes[0])
+        return self.torch_mesh[axes]._flatten("_".join(axes)).get_group()
+
+    def sum_(self, tensor: torch.Tensor, *axes: str) -> torch.Tensor:
+        """Add `tensor` over `axes`, in place, and return it."""
+        group = self.group(*axes)
+        if group is not None:
+            dist.all_reduce(tensor, group=group)
+        return tensor
+
+    def sum_numbers(self, numbers: Sequence[float], *axes: str) -> list[float]:
+        """Return the sums of several numbers over `axes`, in fp64, with one collective."""
+        if self.group(*axes) is None:
+            return list(numbers)
+        return self.sum_(torch.tensor(list(numbers), dtype=torch.float64, device=self.device_type), *axes).tolist()
+
+    def max_number(self, number: int, *axes: str) -> int:
+        """Return the largest of the ranks' numbers over `axes`."""
+        group = self.group(*axes)
+        if group is None:
+            return number
+        tensor = torch.tensor(number, dtype=torch.int64, device=self.device_type)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+        return int(tensor)
+
+
+def _start_process_group(mesh: DeviceMesh, device_type: str) -> None:
+    """Join the other processes, once a process. Raises: `ModeError` outside a launcher that started several."""
+    if dist.is_initialized():
+        return
+    place = settings.torchrun_rank()
+    if place is None:
+        raise ModeError(f"The mesh {mesh.factors()} needs {mesh.world_size} processes, and this is a single one. Start the script with "
+                        f"`twinkle launch --mode torchrun --nproc-per-node {mesh.world_size}` or `torchrun`.")
+    if mesh.world_size != place.world_size:
+        raise MeshError(f"The mesh {mesh.factors()} has {mesh.world_size} ranks, torchrun started {place.world_size}.")
+    # Restarted ranks share the agent's store with their predecessors: without a prefix gloo finds the dead ones' addresses.
+    store, rank, world_size = next(iter(dist.rendezvous("env://")))
+    store = dist.PrefixStore(f"restart_{place.restart}", store)
+    dist.init_process_group(_BACKENDS.get(device_type, "gloo"), store=store, rank=rank, world_size=world_size)
+    session.current().on_close(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
