@@ -84,11 +84,12 @@ def cut_linear(name: str, linear: nn.Linear, style: str, group: Any, cut: Tensor
     cut.dims[f"{name}.weight"] = dim
     if style == ROW:
         linear.in_features = linear.weight.shape[1]
-        size = dist.get_world_size(group)
-        if linear.bias is None:
-            linear.register_forward_hook(lambda _m, _i, out: collectives.reduce(out, group))
-        else:  # the bias is in every rank's part of the sum: take out all but one
-            linear.register_forward_hook(lambda m, _i, out: collectives.reduce(out, group) - (size - 1) * m.bias)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            out = collectives.reduce(nn.functional.linear(x, linear.weight), group)
+            return out if linear.bias is None else out + linear.bias
+
+        linear.forward = forward  # type: ignore[method-assign]
         return
     linear.out_features = linear.weight.shape[0]
     if linear.bias is not None:
@@ -107,15 +108,11 @@ def cut_embedding(name: str, embedding: nn.Embedding, group: Any, cut: TensorCut
     rows = embedding.num_embeddings = embedding.weight.shape[0]
     first = rows * dist.get_rank(group)
 
-    def to_own(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return ((args[0] - first).clamp(0, rows - 1), *args[1:])
-
     def forward(ids: torch.Tensor) -> torch.Tensor:
         own = (ids >= first) & (ids < first + rows)
         local = nn.functional.embedding((ids - first).clamp(0, rows - 1), embedding.weight)
         return collectives.reduce(local * own[..., None], group)
 
-    del to_own
     embedding.forward = forward  # type: ignore[method-assign]
 
 
