@@ -24,7 +24,8 @@ _FIELDS = {"fingerprint": dict, "epoch": int, "rows": int}
 
 def register(loader: "DataLoader") -> None:
     """Add a loader to those of the session. It is forgotten when nobody else holds it."""
-    session.current().state.setdefault(_KEY, []).append(weakref.ref(loader))
+    references = session.current().state.setdefault(_KEY, [])
+    references[:] = [reference for reference in references if reference() is not None] + [weakref.ref(loader)]
 
 
 def live_loaders() -> "list[DataLoader]":

@@ -6,8 +6,9 @@ the library's cache. What a layout means is left to `layouts`, what becomes of a
 the `DataLoader`.
 """
 
+import bisect
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,11 @@ class Dataset(RemoteComponent):
         """The number of rows."""
         return sum(len(part) for part in self._parts)
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows, fetching many at a time."""
+        for start in range(0, len(self), tables.CHUNK_ROWS):
+            yield from self[start:start + tables.CHUNK_ROWS]
+
     @remote_function(execute="first")
     def __getitem__(self, key: int | slice) -> Any:
         """Return a row as a dict, or a list of them for a slice. Preference rows have `chosen` and `rejected`."""
@@ -332,8 +338,6 @@ def _batches(part: "datasets.Dataset") -> Any:
 
 
 def _part_at(bounds: Sequence[int], position: int) -> int:
-    import bisect
-
     return bisect.bisect_right(bounds, position) - 1
 
 
