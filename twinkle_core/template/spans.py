@@ -262,11 +262,7 @@ class _Turns:
         """Return the place behind the end-of-turn marker of a turn."""
         tail = self._tail(turn + 1, is_prompt=False)
         if tail is None or tail[1] < first:  # no words of this turn: its end is looked for in the template's own text
-            _, end = self.finder.exchange()
-            at = self.sample.pieces[first].find(end, start) if end else -1
-            if at < 0:
-                raise self._lost(turn, "ends")
-            return first, at + len(end)
+            return first, self._end_without_words(turn, self.sample.pieces[first], start)
         text, position = tail
         if any(self.sample.slots[index].turn > turn for index in self.sample.order[first:position + 1]):
             raise self._lost(turn, "ends")
@@ -276,6 +272,19 @@ class _Turns:
             return position + 1, len(gap[:common_units(gap, follow)].rstrip() or gap.rstrip())
         shared = gap[:common_units(text, gap)].rstrip()
         return position + 1, len(shared) or self._other_marker(text, gap, self.messages[turn + 1]["role"])
+
+    def _end_without_words(self, turn: int, gap: str, start: int) -> int:
+        """Return the end of a turn without words in the template's own text; `start` if its template ends no turn."""
+        _, end = self.finder.exchange()
+        at = gap.find(end, start)
+        if at >= 0:
+            return at + len(end)
+        at = start + len(gap[start:]) - len(gap[start:].lstrip())
+        is_last = turn == len(self.messages) - 1
+        marker = 0 if is_last else self._other_marker(end, gap[at:], self.messages[turn + 1]["role"])
+        if not marker:
+            raise self._lost(turn, "ends")
+        return at + marker
 
     def _follow(self, turn: int) -> str:
         """Return the text behind the last words of the last turn when the conversation goes on, or "" if it cannot."""

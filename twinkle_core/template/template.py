@@ -71,8 +71,8 @@ class Template:
         if not getattr(self.tokenizer, "is_fast", False):
             raise TemplateError(f"the tokenizer of `{model_id}` is a `{type(self.tokenizer).__name__}`, which does not say where "
                                 "its tokens come from. Use a model with a `tokenizer.json`.")
-        self._chat_template = _read_chat_template(chat_template)
-        if self._chat_template is None and not self.tokenizer.chat_template:
+        self.chat_template = _read_chat_template(chat_template)
+        if self.chat_template is None and not self.tokenizer.chat_template:
             raise TemplateError(f"the tokenizer of `{model_id}` has no chat template. Pass `chat_template=`, its text or "
                                 "the path of a file.")
         self._prepare()
@@ -81,7 +81,7 @@ class Template:
                 f"The chat template {self.name} has no switch `enable_thinking`; {enable_thinking} changes nothing.", stacklevel=2)
 
     def _prepare(self) -> None:
-        self._renderer = Renderer(self.tokenizer, self._chat_template, self.variables())
+        self._renderer = Renderer(self.tokenizer, self.chat_template, self.variables())
         self._labeller = Labeller(self._renderer, self.name)
 
     def __getstate__(self) -> dict[str, Any]:
