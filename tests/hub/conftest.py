@@ -234,8 +234,10 @@ def hf_service(server: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     import huggingface_hub.file_download
 
     template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-    for name, value in {"ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(tmp_path / "hf"),
-                        "HF_TOKEN_PATH": str(tmp_path / "token")}.items():
+    for name, value in {
+        "ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_OFFLINE": False,
+        "HF_HUB_CACHE": str(tmp_path / "hf"), "HF_TOKEN_PATH": str(tmp_path / "token"),
+    }.items():
         monkeypatch.setattr(huggingface_hub.constants, name, value)
     monkeypatch.setattr(huggingface_hub.file_download.time, "sleep", lambda seconds: None)
     monkeypatch.delenv("HF_TOKEN", raising=False)

@@ -82,8 +82,9 @@ def resolve_model(
         return _locate(hub, location, "model", revision, TOKENIZER_PATTERNS)
     folder = hub.find_cached(location.repo_id, kind="model", revision=revision)
     if folder is None:
-        config = _locate(hub, location, "model", revision, ("config.json",))
-        check_trust(config, model_id, trust_remote_code=trust_remote_code)
+        if hub.is_remote:
+            config = _locate(hub, location, "model", revision, ("config.json",))
+            check_trust(config, model_id, trust_remote_code=trust_remote_code)
         folder = hub.fetch(location.repo_id, kind="model", revision=revision)
     check_trust(folder, model_id, trust_remote_code=trust_remote_code)
     return folder
