@@ -133,7 +133,7 @@ def test_a_truncated_checkpoint_is_passed_over_with_a_warning_that_names_the_fil
     (lambda p: (p / FILE_NAME).write_text("{"), r"checkpoint.json` cannot be read: .*damaged"),
     (lambda p: (p / FILE_NAME).write_text("[]"), r"checkpoint.json` is not a Twinkle checkpoint's"),
     (lambda p: (p / FILE_NAME).write_text('{"format_version": 1}'), r"checkpoint.json` is incomplete: .*kind"),
-    (lambda p: (p / FILE_NAME).write_text('{"format_version": 99, "twinkle_version": "9.0"}'), r"Twinkle 9.0 in format 99.*upgrade"),
+    (lambda p: (p / FILE_NAME).write_text('{"format_version": 99, "twinkle_version": "9.0"}'), r"9.0 in format 99.*upgrade"),
 ])
 def test_a_damaged_checkpoint_is_an_error_that_names_the_file(tmp_path, damage, text):
     path = save(tmp_path, "best")

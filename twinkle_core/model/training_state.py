@@ -75,8 +75,9 @@ def read(folder: Path, state: AdapterState) -> SavedTraining:
     scheduler = None if state.scheduler is None else type(state.scheduler).__name__
     _check_class(folder, "scheduler", (values["scheduler"] or {}).get("class"), scheduler, "set_lr_scheduler")
     if (values["scaler"] is None) != (state.scaler is None):
-        raise CheckpointError(f"`{folder}` was trained {'without' if values['scaler'] is None else 'with'} a loss scale (fp16), "
-                              "this model is not. Use the same `mixed_precision` and `dtype`, or take the weights only: `load`.")
+        words = ("without", "with") if values["scaler"] is None else ("with", "without")
+        raise CheckpointError(f"`{folder}` was trained {words[0]} a loss scale (fp16), this model trains {words[1]} one. "
+                              "Use the same `mixed_precision` and `dtype`, or take the weights only: `load`.")
     if unknown := sorted(set(saved.gradients) - set(state.parameters)):
         raise CheckpointError(f"`{source / _GRADIENTS}` has a gradient of `{unknown[0]}`, which this model does not train.")
     return saved
@@ -89,6 +90,8 @@ def apply(saved: SavedTraining, state: AdapterState) -> None:
     if values["optimizer"] is not None:
         optimizer = ensure_optimizer(state)
         optimizer.load_state_dict(_optimizer_state(optimizer, values["optimizer"], saved.optimizer, state.parameters))
+    elif state.optimizer is not None:  # saved before the first step
+        state.optimizer.state.clear()
     if state.scheduler is not None:
         state.scheduler.load_state_dict(values["scheduler"]["state"])
     if state.scaler is not None:
@@ -117,11 +120,15 @@ def _optimizer_values(
                "params": [names[id(parameter)] for parameter in group["params"]]} for group in optimizer.param_groups]
     tensors: dict[str, torch.Tensor] = {}
     others: dict[str, dict[str, Any]] = {}
+    seen: set[int] = set()
     for parameter, entry in optimizer.state.items():
         name = names[id(parameter)]
         for key, value in entry.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{name}{_SEPARATOR}{key}"] = value.detach().cpu().contiguous().clone()
+                exact = value.detach().cpu().contiguous()
+                is_shared = exact.data_ptr() in seen  # safetensors refuses two names for one memory
+                tensors[f"{name}{_SEPARATOR}{key}"] = exact.clone() if is_shared else exact
+                seen.add(exact.data_ptr())
             else:
                 others.setdefault(name, {})[key] = value
     return {"class": type(optimizer).__name__, "groups": groups, "others": others}, tensors
