@@ -29,8 +29,8 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 
 @pytest.mark.usefixtures("unreachable")
 @pytest.mark.parametrize("layout", [
-    "models/org--na.me/snapshots/master", "models/org--na.me/snapshots/main", "models/org--na.me/snapshots/v1", "models/org/na___me",
-    "hub/models/org/na___me", "models/org/na.me", "org/na.me", "org/na___me", "hub/org/na___me",
+    "models/org--na.me/snapshots/master", "models/org--na.me/snapshots/main", "models/org--na.me/snapshots/v1",
+    "models/org/na___me", "hub/models/org/na___me", "models/org/na.me", "org/na.me", "org/na___me", "hub/org/na___me",
 ])
 def test_a_model_in_any_layout_of_the_cache_is_used_without_a_request(tmp_path: Path, layout: str) -> None:
     folder = write(tmp_path / layout, model_files())
@@ -152,8 +152,21 @@ def test_a_model_of_an_old_cache_is_completed_in_place(ms_service: LoopbackHub, 
     assert ms_service.downloads() == ["model.safetensors"]
 
 
+def test_an_upload_makes_the_repository_and_sends_every_file(
+    ms_service: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", "secret")
+    files = {"config.json": b"{}", "model.safetensors": safetensors_bytes(), "README.md": b"# Mine\n"}
+    folder = write(tmp_path / "mine", files)
+    for _ in range(2):  # the second time the repository exists
+        assert ModelScopeHub().upload(folder, "org/mine", kind="model") == "ms://org/mine"
+    assert ms_service.uploaded["model", "org/mine"] == files
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
 def test_an_upload_that_fails_says_why_and_how_to_log_in(ms_service: LoopbackHub, tmp_path: Path) -> None:
     folder = write(tmp_path / "mine", model_files())
+    ms_service.gated.add("org/mine")
     with pytest.raises(HubError, match=r"upload of the model `ms://org/mine` .* failed.*modelscope login"):
         ModelScopeHub().upload(folder, "org/mine", kind="model")
 

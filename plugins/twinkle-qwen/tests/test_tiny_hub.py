@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from twinkle_qwen.tiny import DATASETS, TinyHub
-from twinkle_qwen.tiny_models import RECIPES
 
 from twinkle_core.errors import HubError
 from twinkle_core.hub import resolve_dataset, resolve_model
 from twinkle_core.hub.completeness import what_is_missing
 from twinkle_core.hub.interface import Hub
 from twinkle_core.testing import HubContract
+from twinkle_qwen.tiny import DATASETS, TinyHub
+from twinkle_qwen.tiny_models import RECIPES
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def test_a_failed_write_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("twinkle_qwen.tiny.write_model", full)
-    with pytest.raises(HubError, match="No space left on device. Free space there, or set TWINKLE_CACHE"):
+    with pytest.raises(HubError, match=r"No space left on device\. Free space there, or set TWINKLE_CACHE"):
         resolve_model("tiny://qwen3")
     assert list((cache / "tiny").iterdir()) == []
 

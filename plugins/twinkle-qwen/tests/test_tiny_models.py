@@ -6,14 +6,17 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from twinkle_qwen import families
-from twinkle_qwen.tiny_models import ASSETS, MAX_LENGTH, RECIPES, VOCAB_SIZE
 
 from twinkle_core import registry
 from twinkle_core.hub import resolve_model
+from twinkle_qwen import families
+from twinkle_qwen.tiny_models import ASSETS, MAX_LENGTH, RECIPES, VOCAB_SIZE
 
 TEMPLATES = Path(__file__).resolve().parents[3] / ".assets" / "templates"
-TEXTS = ["Who are you?", "你是谁？\n\n", "café 12345 don't\t\r\n  x", "<think>\nhm\n</think>\n\n<tool_call>{}</tool_call>", "\x00\u200b🙂 ñ"]
+TEXTS = [
+    "Who are you?", "你是谁？\n\n", "café 12345 don't\t\r\n  x", "<think>\nhm\n</think>\n\n<tool_call>{}</tool_call>",
+    "\x00\u200b🙂 ñ",
+]
 MULTI_TURN = [
     {"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."},
     {"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "A model."},
@@ -104,7 +107,8 @@ def test_the_tokenizer_is_the_same_with_and_without_the_model_beside_it(name: st
     assert beside.decode(beside.encode(text)) == text
 
 
-@pytest.mark.parametrize("mark", ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"])
+@pytest.mark.parametrize(
+    "mark", ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"])
 def test_a_mark_is_one_token(mark: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("tiny://qwen3_5", tokenizer_only=True))
     assert len(tokenizer.encode(f"a{mark}b")) == 3
@@ -130,7 +134,8 @@ def test_the_generation_prompt_of_qwen3_5_closes_the_thinking_unless_it_is_asked
 
 
 @pytest.mark.parametrize(("name", "genuine"), [("qwen3_5", "qwen3_5_nothink.jinja"), ("qwen3", "qwen3.jinja")])
-@pytest.mark.parametrize("options", [{}, {"add_generation_prompt": True}, {"add_generation_prompt": True, "enable_thinking": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"add_generation_prompt": True}, {"add_generation_prompt": True, "enable_thinking": False}])
 @pytest.mark.parametrize("messages", [MULTI_TURN, MULTI_TURN[:2], REASONING, INLINE, TOOLS, TOOLS[:4]])
 def test_the_chat_template_writes_what_the_genuine_one_does(
     name: str, genuine: str, options: dict[str, Any], messages: list[dict[str, Any]],
