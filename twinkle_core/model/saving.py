@@ -140,8 +140,8 @@ def _resumable(path: Path, state: "AdapterState") -> Path | None:
         return None
     if fitting:
         raise CheckpointError(f"`{path}` holds {listing(p.name for p, _ in fitting)}, saved without optimizer state, so "
-                              "training cannot go on from there exactly. Save with `save(..., with_optimizer=True)`, or take weights "
-                              "only: `load`.")
+                              "training cannot go on from there exactly. Save with `save(..., with_optimizer=True)`, or take the "
+                              "weights of one: `load`.")
     wanted = f"of the adapter `{state.name}`" if state.is_lora else "of the full model"
     raise CheckpointError(f"`{path}` holds checkpoints, but none {wanted}: {listing(p.name for p, _ in found)}. Use another "
                           "folder, or train what was saved there.")
