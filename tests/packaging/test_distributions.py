@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from twinkle_core import registry
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 IDS = [folder.name if folder != ROOT else "twinkle-core" for folder in FOLDERS]
@@ -37,6 +39,13 @@ def test_a_plugin_asks_for_this_minor_version_of_the_core(folder):
     major, minor, *_ = version(ROOT).split(".")
     [core] = [text for text in project(folder)["project"]["dependencies"] if text.startswith("twinkle-core")]
     assert core.endswith(f">={major}.{minor},<{major}.{int(minor) + 1}")
+
+
+def test_the_extras_that_errors_name_are_those_of_the_core():
+    declared = project(ROOT)["project"]["optional-dependencies"]
+    for extra, modules in registry.EXTRAS.items():
+        brought = {re.match(r"[\w-]+", text)[0] for text in declared[extra]}
+        assert set(modules) <= brought
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
