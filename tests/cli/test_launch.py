@@ -312,3 +312,24 @@ def test_a_switch_with_another_word_is_an_error(sandbox):
     run = sandbox.twinkle("plugins")
     assert run.returncode == 1
     assert run.stderr == "ArgumentError: The environment variable `TWINKLE_DEBUG=maybe` is not a switch. Use 1 or 0.\n"
+
+
+@pytest.mark.parametrize(("raised", "shown"), [
+    ("ArgumentError('the disk is full. Make room')", "ArgumentError: the disk is full. Make room\n"),
+    ("OSError(28, 'No space left on device')", "OSError: [Errno 28] No space left on device\n"),
+])
+def test_an_error_at_the_end_of_the_run_is_reported_and_the_rest_is_still_closed(sandbox, raised, shown):
+    script = sandbox.script(f"""
+        from twinkle_core import session
+        from twinkle_core.errors import ArgumentError
+
+        def fail():
+            raise {raised}
+
+        session.current().on_close(lambda: print("the rest"))
+        session.current().on_close(fail)
+        """)
+    run = sandbox.twinkle("launch", script)
+    assert run.stdout == "the rest\n"
+    assert shown in run.stderr
+    assert "Exception ignored" not in run.stderr

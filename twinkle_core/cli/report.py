@@ -22,6 +22,8 @@ def report_error(error: BaseException, where: str) -> None:
         traceback.print_exception(error)
         return
     frames = _script_frames(error.__traceback__)
+    if frames is None and not isinstance(error, (TwinkleError, SyntaxError)):  # nothing of the script is on the way to it
+        frames = error.__traceback__
     if not isinstance(error, TwinkleError):
         traceback.print_exception(type(error), error, frames)
         return
