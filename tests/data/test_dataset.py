@@ -138,6 +138,13 @@ def test_a_split_shares_no_row_loses_none_and_keeps_the_order(length, fraction, 
     assert texts(dataset.split(fraction, seed=seed)[1]) == texts(test)
 
 
+def test_a_seed_is_not_negative():
+    with pytest.raises(ArgumentError, match="`seed=-1`: use an integer >= 0"):
+        numbers(range(5)).split(2, seed=-1)
+    with pytest.raises(ArgumentError, match="`seed=-1`"):
+        numbers(range(5), range(2)).mix_dataset(seed=-1)
+
+
 def test_a_split_by_count_has_that_many_rows_and_the_seed_draws_them():
     dataset = numbers(range(100))
     assert len(dataset.split(8, seed=1)[1]) == 8

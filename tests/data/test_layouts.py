@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinkle_core.dataset import Dataset, DatasetMeta
@@ -170,6 +170,7 @@ def test_unknown_columns_are_an_error_that_lists_them_and_the_layouts():
     ({"messages": chat("a"), "tools": 3}, "the column `tools` holds a int. Use a list"),
     ({"messages": chat("a"), "user_data": 3}, r"`user_data` is a int\. Use a dict"),
     ({"query": "a", "response": "b", "history": ["c"]}, r"`history\[0\]` is 'c'\. Use \[query, response\] pairs"),
+    ({"query": "a", "response": "b", "history": 3}, "the column `history` holds a int"),
     ({"chosen": "a", "rejected": "b"}, "holds an answer without a prompt. Add a column `prompt`"),
     ({"chosen": chat("a"), "rejected": chat("a", "b")}, "the column `chosen` ends with a message of `user`"),
 ])
@@ -180,3 +181,24 @@ def test_a_row_of_the_wrong_shape_is_an_error_that_names_the_column(row, message
 
 def test_messages_may_be_json_text():
     assert example({"messages": json.dumps(chat("a", "b"))})["messages"] == chat("a", "b")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["", "a", "[", "[]", "{}", "user", "human"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["role", "content", "from", "value", "tool_calls", "function", "x"]), inner, max_size=3), max_leaves=8)
+
+
+@settings(max_examples=200)
+@given(data=st.data(), layout=st.sampled_from(LAYOUTS))
+def test_whatever_a_row_holds_it_is_an_example_or_a_data_error(data, layout):
+    row = {column: data.draw(VALUES, label=column) for column in layout.columns}
+    for is_prompt in (False, True):
+        try:
+            found = layout.example(row)
+            if is_prompt:
+                prompt_of(found)
+        except DataError:
+            pass
+        else:
+            assert found

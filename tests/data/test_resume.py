@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twinkle_core import session
 from twinkle_core.dataloader import DataLoader
 from twinkle_core.dataloader.positions import STATE_FILE, collect_states
-from twinkle_core.errors import ArgumentTypeError, CheckpointError
+from twinkle_core.errors import ArgumentTypeError, CheckpointError, ModeError
 from twinkle_core.mesh import DeviceMesh
 
 
@@ -86,6 +86,18 @@ def test_resuming_in_the_middle_of_a_loop_ends_that_loop():
     loader.resume_from_checkpoint(state)
     rest = [row for batch in loader for row in ids(batch)]
     assert sorted(first + rest) == list(range(10))
+
+
+def test_an_old_loop_that_ends_late_does_not_end_the_resumed_one():
+    loader = DataLoader(features(4))
+    old = iter(loader)
+    next(old)
+    loader.resume_from_checkpoint(loader.get_state())
+    new = iter(loader)
+    assert ids(next(new)) == [1]
+    with pytest.raises(ModeError, match="was ended by another one"):
+        next(old)
+    assert [ids(batch) for batch in new] == [[2], [3]]
 
 
 @pytest.mark.parametrize("mesh", [DeviceMesh(dp=2), DeviceMesh(fsdp=2, tp=2)], ids=str)

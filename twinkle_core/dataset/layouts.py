@@ -195,7 +195,9 @@ def _from_conversations(column: str) -> Callable[[Mapping[str, Any]], Trajectory
 
 def _from_query(row: Mapping[str, Any]) -> Trajectory:
     messages: list[Message] = []
-    history: Sequence[Any] = row.get("history") or ()
+    history: Any = row.get("history") or ()
+    if isinstance(history, str) or not isinstance(history, Sequence):
+        raise DataError(f"the column `history` holds a {type(history).__name__}. Use a list of [query, response] pairs.")
     for index, turn in enumerate(history):
         if isinstance(turn, Mapping):
             messages.append(_message(turn, f"`history[{index}]`"))
