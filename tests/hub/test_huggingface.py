@@ -1,5 +1,6 @@
 """Hugging Face's client against the cache and against a server on the loopback interface."""
 
+import json
 import os
 import socket
 import subprocess
@@ -58,6 +59,27 @@ def test_a_snapshot_whose_blob_is_gone_is_not_used(cache: Path) -> None:
 def test_a_snapshot_of_a_tokenizer_is_no_model(cache: Path) -> None:
     snapshot = write_snapshot(cache, {name: data for name, data in model_files().items() if name.endswith(".json")})
     assert resolve_model("hf://org/name", tokenizer_only=True) == snapshot
+    with pytest.raises(HubError, match="not complete in the cache"):
+        resolve_model("hf://org/name")
+
+
+def write_listing(cache: Path, *names: str) -> None:
+    """Write what the client notes of a commit's files when it lists them."""
+    folder = cache / "models--org--name" / "trees"
+    folder.mkdir()
+    entries = {name: {"size": 1, "blob_id": "0"} for name in (*model_files(), *names)}
+    (folder / f"{COMMIT}.json").write_text(json.dumps({"format_version": 1, "files": entries}))
+
+
+def test_a_listing_that_names_files_which_loading_does_not_need_does_no_harm(cache: Path) -> None:
+    snapshot = write_snapshot(cache, model_files())
+    write_listing(cache, "README.md", "notes.txt", "original/params.json")
+    assert resolve_model("hf://org/name") == snapshot
+
+
+def test_a_listing_that_names_a_missing_part_makes_the_snapshot_incomplete(cache: Path) -> None:
+    write_snapshot(cache, model_files())
+    write_listing(cache, "tokenizer.model")
     with pytest.raises(HubError, match="not complete in the cache"):
         resolve_model("hf://org/name")
 

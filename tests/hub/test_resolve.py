@@ -170,8 +170,9 @@ def test_saying_no_overrules_the_environment(spy: type[Spy], monkeypatch: pytest
 
 
 def test_a_local_model_with_own_code_needs_trust_as_well(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "m", model_type="mystery", auto_map={"AutoModel": "org/other--modeling_mystery.Model"})
-    with pytest.raises(ModelError, match="`modeling_mystery.py`"):
+    folder = make_model(tmp_path / "m", model_type="mystery", auto_map={
+        "AutoModel": "org/other--modeling_mystery.Model", "AutoTokenizer": [None, "tokenization_mystery.Tokenizer"]})
+    with pytest.raises(ModelError, match=r"\(`modeling_mystery.py`, `tokenization_mystery.py`\)"):
         resolve_model(str(folder))
 
 

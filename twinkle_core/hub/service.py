@@ -12,6 +12,11 @@ from twinkle_core.hub.interface import Kind
 
 MODEL_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """What a model is made of. Pickled weights are left out: loading them runs code."""
+MODEL_ESSENTIALS = (
+    "config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab.*", "merges.txt", "*.tiktoken", "chat_template*",
+    "*.py",
+)
+"""What of them must be there for a cached model to be used as it is; other tools fetch no more than they need."""
 MODEL_IGNORED = ("original/*", "consolidated*", "onnx/*", "openvino/*", "metal/*")
 """Second copies of the weights in other layouts, up to as large as the model itself."""
 REACH_TIMEOUT_S = 3.0
