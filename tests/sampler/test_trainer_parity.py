@@ -36,9 +36,9 @@ def train(model: TransformersModel, steps: int = 3) -> None:
         model.clip_grad_and_step()
 
 
-@pytest.fixture(params=["qwen3", "qwen3_5"])
+@pytest.fixture(params=["qwen3", "qwen3_5", "tiny://qwen3_5_vl", "tiny://qwen3_moe"])
 def model_id(request: pytest.FixtureRequest) -> str:
-    return request.getfixturevalue(request.param)
+    return request.param if "://" in request.param else request.getfixturevalue(request.param)
 
 
 def test_the_base_model_scores_as_the_trainer_does(model_id: str) -> None:

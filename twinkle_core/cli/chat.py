@@ -60,9 +60,8 @@ def chat(
         seed=secrets.randbits(31) if seed is None else seed)
     found = find_target(target, base=base)
     _quieten()
-    from twinkle_core.sampler.torch_sampler import TorchSampler
-
-    sampler = TorchSampler(found.model_id, device=device, dtype=dtype, trust_remote_code=trust_remote_code, max_cached_adapters=1)
+    sampler: TorchSampler = registry.resolve("samplers", "TorchSampler")(
+        found.model_id, device=device, dtype=dtype, trust_remote_code=trust_remote_code, max_cached_adapters=1)
     name = template or template_of(sampler.model.config)
     made: Template = registry.resolve("templates", name)(
         found.model_id, default_system=system, enable_thinking=thinking, trust_remote_code=trust_remote_code)
