@@ -13,8 +13,8 @@ from twinkle_core.hub.interface import Kind
 MODEL_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """What a model is made of. Pickled weights are left out: loading them runs code."""
 MODEL_ESSENTIALS = (
-    "config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab.*", "merges.txt", "*.tiktoken", "chat_template*",
-    "*.py",
+    "config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab.*", "merges.txt", "*.tiktoken",
+    "chat_template*", "*.py",
 )
 """What of them must be there for a cached model to be used as it is; other tools fetch no more than they need."""
 MODEL_IGNORED = ("original/*", "consolidated*", "onnx/*", "openvino/*", "metal/*")
