@@ -90,8 +90,9 @@ def test_mixing_stops_with_the_first_part_that_is_used_up_when_asked():
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"probabilities": [1.0]}, "use 2 numbers >= 0, one for each dataset added, with the sum 1"),
+    ({"probabilities": [1.0]}, "use 2 numbers > 0, one for each dataset added, with the sum 1"),
     ({"probabilities": [0.5, 0.6]}, "with the sum 1"),
+    ({"probabilities": [1.0, 0.0]}, "Do not add a dataset that is never drawn"),
     ({"probabilities": [0.5, 0.5], "interleave": False}, "Leave one of them out"),
     ({"stopping_strategy": "never"}, "use one of `all_exhausted`"),
 ])
