@@ -198,7 +198,7 @@ class TorchSampler(Sampler):
     def _seeds(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[list[int]]:
         samples = range(params.num_samples)
         if params.seed is not None:
-            return [[stream_seed("said", params.seed, prompt.tokens, sample) for sample in samples] for prompt in prompts]
+            return [[stream_seed("said", int(params.seed), prompt.tokens, sample) for sample in samples] for prompt in prompts]
         current = session.current()
         mesh = self._mesh or current.mesh
         # ranks that see the same prompts must draw the same, all others differ
