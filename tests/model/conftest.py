@@ -31,7 +31,8 @@ def _qwen3_bf16() -> Any:
 def _qwen3_sliding() -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    return Qwen3ForCausalLM(Qwen3Config(**_SMALL, num_hidden_layers=2, use_sliding_window=True, sliding_window=4, max_window_layers=1))
+    return Qwen3ForCausalLM(Qwen3Config(
+        **_SMALL, num_hidden_layers=2, use_sliding_window=True, sliding_window=4, max_window_layers=1))
 
 
 def _qwen3_moe() -> Any:
@@ -55,8 +56,8 @@ def _qwen3_5() -> Any:
 def _qwen3_5_vl() -> Any:
     from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-    vision = dict(depth=1, hidden_size=32, intermediate_size=32, num_heads=2, out_hidden_size=32, patch_size=4, temporal_patch_size=2,
-                  spatial_merge_size=2, num_position_embeddings=16)
+    vision = dict(depth=1, hidden_size=32, intermediate_size=32, num_heads=2, out_hidden_size=32, patch_size=4,
+                  temporal_patch_size=2, spatial_merge_size=2, num_position_embeddings=16)
     return Qwen3_5ForConditionalGeneration(Qwen3_5Config(
         text_config=_text_config(), vision_config=vision, image_token_id=90, video_token_id=91, vision_start_token_id=92,
         vision_end_token_id=93, tie_word_embeddings=True))
@@ -73,7 +74,8 @@ def _cohere() -> Any:
     from transformers import CohereConfig, CohereForCausalLM
 
     small = {key: value for key, value in _SMALL.items() if key != "head_dim"}
-    return CohereForCausalLM(CohereConfig(**small, num_hidden_layers=2, logit_scale=0.25, pad_token_id=0, bos_token_id=1, eos_token_id=2))
+    return CohereForCausalLM(CohereConfig(
+        **small, num_hidden_layers=2, logit_scale=0.25, pad_token_id=0, bos_token_id=1, eos_token_id=2))
 
 
 _MAKERS = {

@@ -76,7 +76,11 @@ class LoraAdapters:
             layer.cast_input_dtype_enabled = False  # pyright: ignore - autocast does it where dtypes differ; peft would go through fp32 first
         self._active = None
         self.activate(name)
-        return self.parameters(name)
+        parameters = self.parameters(name)
+        for parameter in parameters.values():
+            if parameter.dtype in (torch.bfloat16, torch.float16):  # as the layers around it; too coarse to take small steps
+                parameter.data = parameter.data.float()
+        return parameters
 
     def parameters(self, name: str) -> dict[str, torch.nn.Parameter]:
         """Return name in the module -> parameter, of exactly this adapter."""

@@ -38,7 +38,8 @@ class TransformersModel(TrainableModel):
         model_id: `ms://org/name`, `hf://org/name`, a folder, or another installed hub's URI.
         device_mesh: how the ranks of this model are arranged; None: the run's.
         remote_group: the group of ranks that it lives on, where the mode has groups.
-        dtype: of the weights, e.g. "bfloat16". None: frozen weights as in the checkpoint, trained ones fp32.
+        dtype: of the model's weights, e.g. "bfloat16"; adapters are fp32 (fp64 in an fp64 model). None: frozen weights as in the
+            checkpoint, trained ones fp32.
         device: "cpu", "cuda:0", ...; None: the best there is.
         mixed_precision: dtype of the arithmetic: "no" (fp32), "bf16" or "fp16" (with a loss scale). None: fp32 in full-parameter
             training, the frozen weights' dtype under LoRA.
