@@ -33,9 +33,9 @@ _VISION: dict[str, Any] = {
     "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4}
 
 
-def _build(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+def _build(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Path:
     """Save a tiny model of `kind`: "llama", "qwen3", "qwen3_moe", "qwen3_5" or "qwen3_5_vl", and return its folder."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     sizes = {**_SIZES, "tie_word_embeddings": kind != "llama", **changes}
     made: Any
     if kind == "llama":

@@ -301,6 +301,28 @@ def test_a_save_that_is_killed_at_any_moment_leaves_the_previous_checkpoint(tmp_
         _check_after_kill(tmp_path, _kill_while_saving(tmp_path, source.uniform(0.0, 0.3)))
 
 
+def test_everything_is_on_disk_before_the_name_appears_and_the_name_after(tmp_path, monkeypatch):
+    order: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def noting_sync(handle: int) -> None:
+        order.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        sync(handle)
+
+    def noting_rename(path: Path, target: Path) -> Path:
+        order.append(f"rename {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noting_sync)
+    monkeypatch.setattr(Path, "rename", noting_rename)
+    (tmp_path / "outputs").mkdir()
+    save(tmp_path / "outputs", "best")
+    place = order.index("rename best")
+    hidden = [name for name in order if name.startswith(".twinkle")]
+    assert set(order[:place]) == {"model.txt", "sub", "state.txt", FILE_NAME, *hidden}
+    assert order[place + 1:] == ["outputs"]
+
+
 def test_the_manifest_survives_the_round_trip(tmp_path):
     with CheckpointWriter(tmp_path, "best") as writer:
         manifest = Manifest(kind="adapter", step=3, adapter_name="a", has_training_state=True, identity={"model_type": "qwen3"})

@@ -15,7 +15,7 @@ from twinkle_core.model import layout
 from twinkle_core.model.transformers_model import TransformersModel
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "init_lora_weights": False}
-KINDS = ["llama", "qwen3", "qwen3_5", "qwen3_5_vl", "qwen3_moe"]
+KINDS = ["qwen3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "qwen3_5", "qwen3_5_vl", "qwen3_moe"))]
 
 
 def start(folder: Path, config: dict[str, Any] | None = None, **options: Any) -> TransformersModel:
@@ -103,6 +103,7 @@ def test_a_merged_checkpoint_computes_the_same_and_leaves_the_live_model_as_it_w
     assert max(abs(a - b) for one, other in zip(base, expected, strict=True) for a, b in zip(one, other, strict=True)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [
     {"use_dora": True}, {"use_rslora": True}, {"bias": "all"}, {"modules_to_save": ["lm_head"]}, {"rank_pattern": {"q_proj": 2}},
     {"target_modules": ["q_proj", "embed_tokens"]}, {"target_modules": ["q_proj", "lm_head"]}], ids=str)
@@ -138,12 +139,12 @@ def test_tied_embeddings_are_saved_once_and_stay_tied(tiny, rows, tmp_path):
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
-def test_weights_have_the_names_and_shapes_of_the_source(tiny, rows, tmp_path):
-    for kind in KINDS:
-        path = start(tiny(kind)).save(kind, str(tmp_path))
-        source, saved = load_file(tiny(kind) / "model.safetensors"), load_file(Path(path) / "model.safetensors")
-        assert {name: tensor.shape for name, tensor in saved.items()} == {name: tensor.shape for name, tensor in source.items()}
-        assert [name for name in source if not torch.equal(source[name], saved[name])] == []
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_have_the_names_and_shapes_of_the_source(tiny, rows, tmp_path, kind):
+    path = start(tiny(kind)).save(kind, str(tmp_path))
+    source, saved = load_file(tiny(kind) / "model.safetensors"), load_file(Path(path) / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in saved.items()} == {name: tensor.shape for name, tensor in source.items()}
+    assert [name for name in source if not torch.equal(source[name], saved[name])] == []
 
 
 def test_a_vision_language_checkpoint_keeps_its_vision_tower_and_loads_as_both_classes(tiny, rows, tmp_path):

@@ -51,8 +51,8 @@ def assert_same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tens
 
 
 @pytest.mark.parametrize(("kind", "lora"), [
-    ("qwen3", True), ("qwen3", False), ("llama", False), ("qwen3_5", True), ("qwen3_5", False), ("qwen3_5_vl", False),
-    ("qwen3_moe", False)])
+    ("qwen3", True), ("qwen3", False), *(pytest.param(kind, lora, marks=pytest.mark.slow) for kind, lora in (
+        ("llama", False), ("qwen3_5", True), ("qwen3_5", False), ("qwen3_5_vl", False), ("qwen3_moe", False)))])
 def test_losses_rates_and_weights_after_resume_equal_the_uninterrupted_run(tiny: Callable[..., Path], rows, tmp_path, kind, lora):
     folder = tiny(kind)
     model = start(folder, lora=lora)
@@ -148,6 +148,7 @@ def test_every_kind_of_scheduler_state_survives(tiny, rows, tmp_path, name, opti
     assert train(model, rows, 4) == expected
 
 
+@pytest.mark.slow
 def test_an_adapter_of_a_bf16_model_resumes(tiny, rows, tmp_path):
     folder = tiny("qwen3_5", dtype=torch.bfloat16)
     model = start(folder, lora=True)

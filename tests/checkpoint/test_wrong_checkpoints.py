@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,25 @@ def test_an_adapter_is_not_a_model_and_a_model_not_an_adapter(full, adapter, tin
     train(model, rows)
     refused(model, model_path, r"holds a whole model, not the adapter `default`. Start from it with `TransformersModel\(model_id=",
             methods=("load",))
+
+
+def test_an_adapter_of_other_weights_of_the_same_sizes_is_not_resumed_and_loaded_with_a_warning(adapter, tiny, rows):
+    _, path = adapter
+    model = start(tiny("qwen3", seed=1), LORA)
+    train(model, rows)
+    text = r"adapter` is an adapter of `.*qwen3.*`, whose weights are not those of `.*`, though the sizes are the same"
+    refused(model, path, text + r".*Build the model that it was trained with", methods=("resume_from_checkpoint",))
+    with pytest.warns(UserWarning, match=text):
+        model.load(str(path))
+
+
+def test_the_same_base_in_another_dtype_is_the_same_base(adapter, tiny, rows):
+    _, path = adapter
+    for dtype in ("bfloat16", "float16"):
+        model = start(tiny("qwen3"), LORA, dtype=dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.load(str(path))
 
 
 def test_resume_of_another_adapters_checkpoint_is_an_error_and_load_is_not(adapter, tiny, rows):

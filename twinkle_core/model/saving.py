@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -70,6 +71,8 @@ def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
         raise CheckpointError(f"`{folder}` holds {len(inside)} checkpoints. Pass one of them, e.g. `{inside[-1][0]}`.")
     manifest = verify(folder) if is_checkpoint(folder) else None
     _check_fits(model, state, folder, manifest)
+    if manifest is not None and (text := _other_base(model, state, folder, manifest)):
+        warnings.warn(f"{text} It is loaded all the same, and may not work as well.", stacklevel=2)
     _apply_weights(model, state, folder)
 
 
@@ -87,6 +90,9 @@ def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str |
         raise CheckpointError(f"`{folder}` is of the adapter `{manifest.adapter_name}`, not of `{state.name}`. Resume with "
                               f"`adapter_name={manifest.adapter_name!r}`, or take its weights only: `load`.")
     _check_fits(model, state, folder, manifest)
+    if text := _other_base(model, state, folder, manifest):
+        raise CheckpointError(f"{text} Build the model that it was trained with, or take its weights only: `load`. Nothing was "
+                              "changed.")
     saved = training_state.read(folder, state)
     _apply_weights(model, state, folder)
     training_state.apply(saved, state)
@@ -178,10 +184,20 @@ def _apply_weights(model: "TransformersModel", state: "AdapterState", folder: Pa
 
 
 def _identity(model: "TransformersModel", state: "AdapterState") -> dict[str, Any]:
-    values = {"model": identity.describe_model(model.module.config.to_dict())}
+    values: dict[str, Any] = {"model": identity.describe_model(model.module.config.to_dict()), "model_id": model.model_id}
     if state.is_lora:
         values["adapter"] = identity.describe_adapter(model.lora.configs[state.name].to_dict())
+        values["base_samples"] = identity.sample_weights(plain_weights(model.module))
     return values
+
+
+def _other_base(model: "TransformersModel", state: "AdapterState", folder: Path, manifest: Manifest) -> str:
+    """Return what is wrong if an adapter was trained on other weights than the model has, else ""."""
+    saved = manifest.identity.get("base_samples", {})
+    if not state.is_lora or not identity.differs(saved, identity.sample_weights(plain_weights(model.module))):
+        return ""
+    return (f"`{folder}` is an adapter of `{manifest.identity.get('model_id')}`, whose weights are not those of "
+            f"`{model.model_id}`, though the sizes are the same.")
 
 
 def _source(model: "TransformersModel") -> Path | None:
