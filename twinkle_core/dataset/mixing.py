@@ -50,8 +50,8 @@ def _check_probabilities(probabilities: Sequence[float], parts: int, interleave:
         raise ArgumentError("`probabilities` draw the part of each row, which `interleave=False` does not do. Leave one of them "
                             "out.")
     if len(probabilities) != parts or min(probabilities) <= 0 or abs(sum(probabilities) - 1) > 1e-6:
-        raise ArgumentError(f"`probabilities={list(probabilities)}`: use {parts} numbers > 0, one for each dataset added, with the sum "
-                            "1. Do not add a dataset that is never drawn.")
+        raise ArgumentError(f"`probabilities={list(probabilities)}`: use {parts} numbers > 0, one for each dataset added, with the "
+                            "sum 1. Do not add a dataset that is never drawn.")
 
 
 def _aligned(parts: Sequence["datasets.Dataset"]) -> list["datasets.Dataset"]:
