@@ -283,8 +283,7 @@ def test_an_empty_dataset_says_what_to_add():
                                     "twinkle_core.preprocessor.builtin"])
 def test_importing_loads_nothing_heavy(module):
     code = (f"import sys, {module}; heavy = {{'datasets', 'pyarrow', 'torch', 'transformers', 'numpy', 'pandas', 'rich'}} & "
-            "set(sys.modules); "
-            "sys.exit(', '.join(heavy) or None)")
+            "set(sys.modules); sys.exit(', '.join(heavy) or None)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -97,8 +97,7 @@ class DataLoader(RemoteComponent):
         rows = len(self._dataset)
         if rows == 0:
             raise DataError("The data loader's dataset has 0 rows, so the epoch has no step. Check what `filter`, "
-                            "`on_bad_row=\"skip\"` or "
-                            "truncation left out.")
+                            "`on_bad_row=\"skip\"` or truncation left out.")
         if self._has_begun or self._rows_done >= rows:
             self._epoch, self._rows_done = self._epoch + 1, 0
         self._has_begun = True
@@ -117,8 +116,7 @@ class DataLoader(RemoteComponent):
         """Return the next batch of a loop, or None at its end. The position moves on: a batch that was given counts as done."""
         if loop != self._loop or self._source is None:
             raise ModeError("This loop over a data loader was ended by another one. A loader has one position; "
-                            "build a "
-                            "second loader for a second loop at the same time.")
+                            "build a second loader for a second loop at the same time.")
         batch = self._source.next()
         if batch is not None:
             self._rows_done = min(self._rows_done + self._batch_size, len(self._dataset))
@@ -178,8 +176,7 @@ class DataLoader(RemoteComponent):
 def _check_arguments(dataset: Any, batch_size: Any, shuffle: Any, seed: Any, num_workers: Any) -> None:
     if not (hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")) or isinstance(dataset, str | bytes | dict):
         raise ArgumentTypeError(f"`DataLoader(dataset=)` got a {type(dataset).__name__}. Pass a `Dataset`, a list of features, or "
-                                "an object "
-                                "with `__len__` and `__getitem__`.")
+                                "an object with `__len__` and `__getitem__`.")
     for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ArgumentError(f"`DataLoader({name}={value!r})`: use an integer >= {least}.")

@@ -79,8 +79,7 @@ def find_layout(columns: Sequence[str]) -> Layout:
             return layout
     known = "; ".join(f"{layout.name} ({', '.join(layout.required)})" for layout in LAYOUTS)
     raise DataError(f"The columns {listing(columns)} are no layout that is known. Known: {known}. Turn the rows into `messages` "
-                    "with "
-                    "`dataset.map(function)`.")
+                    "with `dataset.map(function)`.")
 
 
 def _user_data(value: Any) -> dict[str, Any]:

@@ -60,8 +60,7 @@ def _aligned(parts: Sequence["datasets.Dataset"]) -> list["datasets.Dataset"]:
     if any(other != columns[0] for other in columns[1:]):
         kinds = "; ".join(f"({', '.join(sorted(names))})" for names in columns)
         raise DataError(f"The datasets to mix have different columns: {kinds}. Bring them into one shape with `map`, or call "
-                        "`encode` "
-                        "before `mix_dataset`.")
+                        "`encode` before `mix_dataset`.")
     whole = tables.join([tables.arrow_rows(part, slice(None)) for part in parts])
     ends, aligned = 0, []
     for part in parts:
