@@ -53,6 +53,20 @@ def test_a_library_that_is_installed_but_broken_is_wrong(monkeypatch, tmp_path):
     assert finding.remedy.startswith("Run: pip install --force-reinstall pluggy==")
 
 
+def test_a_library_of_a_version_that_was_not_asked_for_is_wrong(monkeypatch):
+    monkeypatch.setattr(doctor, "TRAINING", {"pluggy": "pluggy"})
+    assert findings(doctor._libraries)["pluggy"].verdict == "ok"
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.9")
+    finding = findings(doctor._libraries)["pluggy"]
+    assert (finding.text, finding.verdict) == ("0.9, but twinkle-core needs <2,>=1.6", "wrong")
+    assert finding.remedy == "Run: pip install 'pluggy<2,>=1.6'"
+
+
+@pytest.mark.parametrize("name", doctor.TRAINING)
+def test_the_versions_of_every_library_that_training_needs_are_known(name):
+    assert doctor._wanted_versions(name)
+
+
 def test_a_missing_optional_library_is_a_note_with_its_extra(monkeypatch):
     monkeypatch.setattr(doctor, "TRAINING", {})
     monkeypatch.setattr(doctor, "OPTIONAL", {"no-such-plotter": "plot"})
