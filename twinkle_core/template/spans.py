@@ -261,8 +261,9 @@ class _Turns:
     def _end(self, turn: int, first: int, start: int) -> tuple[int, int]:
         """Return the place behind the end-of-turn marker of a turn."""
         tail = self._tail(turn + 1, is_prompt=False)
-        if tail is None or tail[1] < first:  # no words of this turn: its end is looked for in the template's own text
-            return first, self._end_without_words(turn, self.sample.pieces[first], start)
+        if tail is None or tail[1] < first:  # refused alone, or without words: the end is looked for in the template's own text
+            last = self._last_in_a_row(turn, first)
+            return last, self._canonical_end(turn, self.sample.pieces[last], start if last == first else 0)
         text, position = tail
         if any(self.sample.slots[index].turn > turn for index in self.sample.order[first:position + 1]):
             raise self._lost(turn, "ends")
@@ -273,8 +274,14 @@ class _Turns:
         shared = gap[:common_units(text, gap)].rstrip()
         return position + 1, len(shared) or self._other_marker(text, gap, self.messages[turn + 1]["role"])
 
-    def _end_without_words(self, turn: int, gap: str, start: int) -> int:
-        """Return the end of a turn without words in the template's own text; `start` if its template ends no turn."""
+    def _last_in_a_row(self, turn: int, piece: int) -> int:
+        """Return the piece behind the words of a turn that begin behind `piece`; `piece` if there are none."""
+        while piece < len(self.sample.order) and self.sample.slots[self.sample.order[piece]].turn == turn:
+            piece += 1
+        return piece
+
+    def _canonical_end(self, turn: int, gap: str, start: int) -> int:
+        """Return the end of a turn in the template's own text behind its words: the marker that ends any answer."""
         _, end = self.finder.exchange()
         at = gap.find(end, start)
         if at >= 0:
