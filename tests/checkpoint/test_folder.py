@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from twinkle_core.checkpoint import folder as folders
 from twinkle_core.checkpoint.folder import CheckpointWriter, complete_checkpoints, newest_complete, versions
 from twinkle_core.checkpoint.manifest import FILE_NAME, Manifest, read_manifest, verify
-from twinkle_core.errors import ArgumentError, CheckpointError
+from twinkle_core.errors import ArgumentError, CheckpointError, HubError
 
 SAVER = Path(__file__).with_name("saver.py")
 
@@ -90,6 +90,12 @@ def test_an_error_while_writing_leaves_nothing_behind(tmp_path):
         (writer.folder / "model.txt").write_text("half")
         raise ZeroDivisionError
     assert names(tmp_path) == {"best"}
+
+
+def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path):
+    with pytest.raises(HubError, match="no such model"), CheckpointWriter(tmp_path, "best"):
+        raise HubError("no such model")  # an OSError too
+    assert names(tmp_path) == set()
 
 
 def test_a_folder_that_is_being_written_is_not_listed_and_not_removed(tmp_path):
@@ -243,19 +249,18 @@ def test_a_disk_without_room_is_noticed_before_the_first_byte(tmp_path):
 
 
 _LIMITED = """
-import resource, signal, sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from test_folder import save
+import resource, signal
+from twinkle_core.checkpoint.folder import CheckpointWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-save(Path({folder!r}), "best", text="x" * 200_000)
+with CheckpointWriter({folder!r}, "best") as writer:
+    (writer.folder / "model.txt").write_bytes(bytes(200_000))
 """
 
 
 def test_a_file_size_limit_is_an_error_that_leaves_earlier_checkpoints(tmp_path):
     first = save(tmp_path, "best")
-    code = _LIMITED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    code = _LIMITED.format(folder=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "CheckpointError" in done.stderr
     assert "best` was not saved: the disk is full" in done.stderr

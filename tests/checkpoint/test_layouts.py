@@ -222,6 +222,17 @@ def test_load_takes_a_folder_that_peft_wrote(tiny, rows, tmp_path):
     assert live_logprobs(model, rows) == expected
 
 
+def test_a_lora_added_after_load_does_not_round_the_weights(tiny, rows, tmp_path):
+    folder = tiny("qwen3", dtype=torch.bfloat16)  # trained in fp32
+    model = start(folder)
+    train(model, rows)
+    path, expected = model.save("full", str(tmp_path)), live_logprobs(model, rows)
+    model = start(folder)
+    model.load(path)
+    model.add_adapter_to_model("default", LORA)
+    assert live_logprobs(model, rows, disable_lora=True) == expected
+
+
 def test_load_discards_gradients_of_the_old_weights(tiny, rows, tmp_path):
     model = start(tiny("qwen3"))
     path = model.save("first", str(tmp_path))

@@ -84,6 +84,15 @@ def test_resume_in_the_middle_of_an_accumulation_window_takes_the_same_steps(tin
     assert_same_bits(weights(model), expected_weights)
 
 
+def test_a_window_that_is_resumed_with_another_length_ends_at_that_length(tiny, rows, tmp_path):
+    model = start(tiny("qwen3"), lora=True, accumulation=2)
+    train(model, rows, 3)  # one step, and one backward pass of the next window
+    path = model.save("last", str(tmp_path), with_optimizer=True)
+    model = start(tiny("qwen3"), lora=True, accumulation=4)
+    model.resume_from_checkpoint(path)
+    assert [has_stepped for _, has_stepped, _ in train(model, rows, 8)] == [False, False, True, False, False, False, True, False]
+
+
 def test_gradients_that_no_step_has_consumed_are_resumed(tiny, rows, tmp_path):
     model = start(tiny("qwen3"), lora=False)
     model.forward_backward(rows[:2])

@@ -42,7 +42,8 @@ def run(folder: Path, output: Path, *, stop_after: int | None = None, saves: boo
 
 @pytest.mark.parametrize("stops", [
     pytest.param((2, 1), id="twice in one epoch"), pytest.param((4,), id="at the boundary of epochs"),
-    pytest.param((1,), id="in the first epoch", marks=pytest.mark.slow), pytest.param((7,), id="in the last", marks=pytest.mark.slow),
+    pytest.param((1,), id="in the first epoch", marks=pytest.mark.slow),
+    pytest.param((7,), id="in the last epoch", marks=pytest.mark.slow),
     pytest.param((5, 2), id="twice in two epochs", marks=pytest.mark.slow)])
 def test_an_interrupted_run_sees_the_same_rows_and_losses(tiny, tmp_path, stops):
     whole = run(tiny("qwen3"), tmp_path / "whole")

@@ -180,6 +180,7 @@ def _apply_weights(model: "TransformersModel", state: "AdapterState", folder: Pa
         layout.copy_weights(folder, layout.adapter_weights(model.module, state.name))
     else:
         layout.load_model(folder, model.module, plain_weights(model.module))
+        model.precision.keep_widened()  # a LoRA added later must not round what was loaded
     state.discard_gradients()
 
 
