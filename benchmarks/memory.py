@@ -74,9 +74,10 @@ def main() -> None:
         run_side(options.side, options.tokens, options.vocabulary, options.width)
         return
     sizes = [f"--{name}={getattr(options, name)}" for name in ("tokens", "vocabulary", "width")]
-    results = {side: json.loads(subprocess.run([sys.executable, __file__, f"--side={side}", *sizes], check=True, capture_output=True,
-                                               text=True).stdout) for side in ("twinkle", "plain")}
-    ours, plain = results["twinkle"], results["plain"]
+    command = [sys.executable, __file__, *sizes]
+    ours, plain = (
+        json.loads(subprocess.run([*command, f"--side={side}"], check=True, capture_output=True, text=True).stdout)
+        for side in ("twinkle", "plain"))
     print(json.dumps({
         "benchmark": "memory", "torch": torch.__version__, "ratio": round(ours["growth"] / plain["growth"], 3),
         "twinkle_mib": ours["growth"] >> 20, "plain_mib": plain["growth"] >> 20,

@@ -3,8 +3,8 @@
     python benchmarks/overhead.py [--pairs N] [--case smollm2|qwen3_5]
 
 Cases: SmolLM2-135M, 4 x 128 tokens, all weights in fp32 (`.assets`, fetched by `make install`), and the tiny Qwen3.5 of
-twinkle-qwen, 4 x 64. The loop is `model(**batch)` with labels, backward, `clip_grad_norm_`, AdamW, `zero_grad`. Steps of both alternate in one
-process, and the figure is the median of the ratios pair by pair. Prints one JSON object.
+twinkle-qwen, 4 x 64. The loop is `model(**batch)` with labels, backward, `clip_grad_norm_`, AdamW, `zero_grad`. Steps of both
+alternate in one process, and the figure is the median of the ratios pair by pair. Prints one JSON object.
 """
 
 import argparse

@@ -2,8 +2,9 @@
 
     python benchmarks/packing.py [--batch-size 16] [--batches N]
 
-The loop pads each batch to its longest chat, with an attention mask and -100 on the padding; both train on every token. Steps on the
-same batch alternate in one process. p = padded tokens / real tokens; the figure must be at least 0.85 p. Prints one JSON object.
+The loop pads each batch to its longest chat, with an attention mask and -100 on the padding; both train on every token. Steps on
+the same batch alternate in one process. p = padded tokens / real tokens; the figure must be at least 0.85 p. Prints one JSON
+object.
 """
 
 import argparse
