@@ -1,5 +1,6 @@
 """A run that is saved and resumed goes on exactly as one that was not interrupted."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,34 @@ def test_an_adapter_of_a_bf16_model_resumes(tiny, rows, tmp_path):
     model.resume_from_checkpoint(path)
     assert train(model, rows, 3) == expected
     assert_same_bits(weights(model), expected_weights)
+
+
+def test_settings_that_the_checkpoint_overrules_are_named(tiny, rows, tmp_path):
+    session.stop()
+    model = start(tiny("qwen3"), lora=True)
+    train(model, rows, 2)
+    path = model.save("last", str(tmp_path), with_optimizer=True)
+    expected = train(model, rows, 2)
+    model = start(tiny("qwen3"), lora=True, schedule=False)
+    model.set_optimizer("AdamW", lr=1e-2, weight_decay=0.5)
+    model.set_lr_scheduler("CosineWarmupScheduler", num_training_steps=99, num_warmup_steps=3)
+    text = r"what the checkpoint says.*: weight_decay=0.01 \(script: 0.5\); num_training_steps=12 \(script: 99\)\. To"
+    with pytest.warns(UserWarning, match=text):
+        model.resume_from_checkpoint(path)
+    assert train(model, rows, 2) == expected
+
+
+def test_a_resume_with_the_same_settings_says_nothing(tiny, rows, tmp_path):
+    for name, options in (("OneCycleLR", {"max_lr": 1e-2, "total_steps": 20}), ("CosineAnnealingWarmRestarts", {"T_0": 3})):
+        model = start(tiny("qwen3"), lora=True, schedule=False)
+        model.set_lr_scheduler(name, **options)
+        train(model, rows, 4)
+        path = model.save(name, str(tmp_path), with_optimizer=True)
+        model = start(tiny("qwen3"), lora=True, schedule=False)
+        model.set_lr_scheduler(name, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.resume_from_checkpoint(path)
 
 
 def test_the_loss_scale_of_fp16_is_resumed(tiny, rows, tmp_path):

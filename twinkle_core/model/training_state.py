@@ -5,6 +5,7 @@ belong to, the rest in JSON. The gradients of an open accumulation window are ke
 same step as one that was not interrupted.
 """
 
+import inspect
 import itertools
 import warnings
 from collections.abc import Mapping
@@ -87,6 +88,9 @@ def apply(saved: SavedTraining, state: AdapterState) -> None:
     """Put a training state that `read` returned into place."""
     state.discard_gradients()
     values = saved.values
+    if other := _other_settings(values, state):
+        warnings.warn(f"Training goes on with what the checkpoint says, not with what this script sets: {'; '.join(other)}. To "
+                      "train with other settings, take the weights only: `load`.", stacklevel=4)
     if values["optimizer"] is not None:
         optimizer = ensure_optimizer(state)
         optimizer.load_state_dict(_optimizer_state(optimizer, values["optimizer"], saved.optimizer, state.parameters))
@@ -170,6 +174,22 @@ def _check_optimizer(folder: Path, values: dict[str, Any] | None, state: Adapter
                   f"groups of {sizes[0]} parameters, here {sizes[1]}")
         raise CheckpointError(f"The optimizer in `{folder}` has other parameter groups than this script's: {detail}. Build the "
                               "optimizer as the run that saved it did, or take the weights only: `load`.")
+
+
+def _other_settings(values: dict[str, Any], state: AdapterState) -> list[str]:
+    """Return settings of optimizer and scheduler in which the script differs from a checkpoint, for people."""
+    found: list[str] = []
+    if values["optimizer"] is not None:
+        moved = {"params", "initial_lr"} | ({"lr", "betas", "momentum"} if state.scheduler is not None else set())
+        groups = zip(values["optimizer"]["groups"], ensure_optimizer(state).param_groups, strict=True)
+        found += [f"{key}={saved[key]} (script: {present[key]})" for saved, present in groups
+                  for key in saved if key in present and key not in moved and saved[key] != present[key]]
+    if state.scheduler is not None:
+        saved, present = values["scheduler"]["state"], state.scheduler.state_dict()
+        said = set(inspect.signature(type(state.scheduler)).parameters) - {"last_epoch"}
+        found += [f"{key}={saved[key]} (script: {present[key]})" for key in sorted(said & set(saved) & set(present))
+                  if saved[key] != present[key]]
+    return list(dict.fromkeys(found))
 
 
 def _check_class(folder: Path, what: str, saved: str | None, present: str | None, method: str) -> None:
