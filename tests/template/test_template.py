@@ -34,6 +34,14 @@ def test_importing_the_class_loads_no_heavy_library():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
+def test_no_torch_is_needed():
+    code = ("import sys; sys.modules['torch'] = None; from twinkle_core.template.template import Template; "
+            "template = Template('tiny://qwen3'); "
+            "print(len(template.encode({'messages': [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]})))")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "2", run.stderr
+
+
 def test_labels_by_hand(make):
     template = make()
     feature = template.encode(CHAT)
@@ -135,6 +143,26 @@ def test_the_date_may_change_while_a_template_is_in_use(make):
     feature = template.encode(CHAT)
     assert template.decode(feature["input_ids"]).startswith("Tuesday\n")
     assert [template.decode(run) for run in supervised_runs(feature)] == ["I am a model.<|im_end|>"]
+
+
+def test_a_turn_whose_place_cannot_be_told_is_an_error(make):
+    template = make("{% for m in messages | reverse %}{{ m.content }}|{% endfor %}")
+    error = "row 0, turn 1: it cannot be told where the assistant's turn begins.*generation.*`small`"
+    with pytest.raises(TemplateError, match=error):
+        template.batch_encode([CHAT])
+
+
+def test_a_generation_block_that_cuts_a_text_is_an_error(make):
+    template = make(CHATML.replace("{{ m.content }}", "{{ m.content[:3] }}{% generation %}{{ m.content[3:] }}{% endgeneration %}"))
+    with pytest.raises(TemplateError, match="begins or ends inside a message's text.*whose blocks hold whole texts"):
+        template.encode(CHAT)
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_an_error(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    (tmp_path / "tokenizer.json").write_text("{broken")
+    with pytest.raises(TemplateError, match=f"in {tmp_path} cannot be loaded.*Fetch the model again"):
+        Template(str(tmp_path))
 
 
 LONG = {"messages": [QUESTION, {"role": "assistant", "content": "one two three four five six seven eight nine ten"}]}

@@ -331,8 +331,9 @@ def load_tokenizer(model_id: str, *, revision: str | None = None, trust_remote_c
     folder = resolve_model(model_id, revision=revision, tokenizer_only=True, trust_remote_code=is_trusted)
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=is_trusted, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise TemplateError(f"the tokenizer of `{model_id}` in {folder} cannot be loaded: {error}") from error
+    except Exception as error:  # the boundary to foreign code: tokenizers raises bare exceptions for a damaged file
+        raise TemplateError(f"the tokenizer of `{model_id}` in {folder} cannot be loaded: {type(error).__name__}: {error}. Fetch "
+                            "the model again, or name one that has a `tokenizer.json`.") from error
 
 
 def _read_chat_template(chat_template: str | Path | None) -> str | None:
