@@ -23,7 +23,7 @@ from twinkle_core.template.template import Template
 
 _TOOL = {"type": "function", "function": {
     "name": "look_up", "description": "Look a word up.",
-    "parameters": {"type": "object", "properties": {"word": {"type": "string"}, "count": {"type": "integer"}}, "required": ["word"]}}}
+    "parameters": {"type": "object", "properties": {"word": {"type": "string"}, "count": {"type": "integer"}}}}}
 _CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"word": 'a "green" tea', "count": 2}}}
 
 CONVERSATIONS: dict[str, dict[str, Any]] = {
