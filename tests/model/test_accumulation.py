@@ -187,3 +187,46 @@ def test_each_adapter_says_its_own_accumulation(build, batch):
             model.forward_backward(inputs=batch(6), adapter_name=name)
             stepped.append(model.clip_grad_and_step(adapter_name=name))
     assert stepped == [True, False, True, True]
+
+
+def test_an_adapter_takes_over_the_accumulation_said_for_the_model(build):
+    model = build(gradient_accumulation_steps=3)
+    model.add_adapter_to_model("one", {"r": 2, "target_modules": ["q_proj"]})
+    model.add_adapter_to_model("two", {"r": 2, "target_modules": ["q_proj"]}, gradient_accumulation_steps=2)
+    assert [model.state(name).gradient_accumulation_steps for name in ("one", "two")] == [3, 2]
+
+
+def test_zero_grad_between_forward_and_backward_keeps_the_forward(build, batch):
+    model, plain = build(), build()
+    plain.forward_backward(inputs=batch(9))
+    model.forward_backward(inputs=batch(30))
+    model.forward(inputs=batch(9))
+    model.zero_grad()
+    model.backward()
+    for one, other in zip(model.module.parameters(), plain.module.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_forward_only_before_backward_does_not_switch_dropout_off_in_what_is_computed_again(build, batch):
+    def gradients(between):
+        model = build("qwen3", gradient_checkpointing=True)
+        model.add_adapter_to_model("one", {"r": 2, "target_modules": ["q_proj"], "lora_dropout": 0.5})
+        torch.manual_seed(3)
+        model.forward(inputs=batch(9))
+        if between:
+            model.forward_only(inputs=batch(9))
+        model.backward()
+        return [parameter.grad for parameter in model.state().parameters.values()]
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_a_patch_froze_is_not_trained(build, batch):
+    model = build()
+    model.apply_patch(lambda module: module.lm_head.requires_grad_(False))
+    before = model.module.lm_head.weight.clone()
+    model.forward_backward(inputs=batch(9))
+    assert model.clip_grad_and_step()
+    assert torch.equal(model.module.lm_head.weight, before)
+    assert "lm_head.weight" not in model.state().parameters

@@ -31,8 +31,8 @@ def lora_config(config: Any) -> LoraConfig:
         except (ValueError, TypeError) as error:
             raise ArgumentError(f"peft refuses this LoRA configuration: {error} Change the value, or leave it out.") from error
     if not isinstance(config, LoraConfig):
-        raise ArgumentTypeError(f"The adapter's config is of type `{type(config).__name__}`. Pass a peft `LoraConfig`, or a dict of "
-                                "its fields such as {\"r\": 8, \"lora_alpha\": 16, \"target_modules\": \"all-linear\"}.")
+        raise ArgumentTypeError(f"The adapter's config is of type `{type(config).__name__}`. Pass a peft `LoraConfig`, or a dict "
+                                "of its fields such as {\"r\": 8, \"lora_alpha\": 16, \"target_modules\": \"all-linear\"}.")
     return dataclasses.replace(config) if dataclasses.is_dataclass(config) else config
 
 

@@ -18,7 +18,8 @@ _TOLERANCE = 1e-3
 def check_packing(runner: "ModuleRunner") -> None:
     """Raise `ModelError` unless sequences that share a row do not see each other.
 
-    Recurrent layers are known by family or configuration; beyond that two short sequences are run packed and singly, unless the weights have 16 bits.
+    Recurrent layers are known by family or configuration; beyond that two short sequences are run packed and singly, unless the
+    weights have 16 bits.
     """
     config = runner.module.config.get_text_config()
     reason = recurrent_reason(config)

@@ -89,8 +89,7 @@ class TransformersModel(TrainableModel):
                                    device_type=self.device.partition(":")[0])
         self.lora = LoraAdapters(self.module, device=self.device)
         self._runner = ModuleRunner(self.module, self.precision)
-        trained = {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
-        self._whole = AdapterState(name="", parameters=trained, is_lora=False, processor=InputProcessor(),
+        self._whole = AdapterState(name="", parameters=_trainable(self.module), is_lora=False, processor=InputProcessor(),
                                    gradient_accumulation_steps=gradient_accumulation_steps)
         self._is_whole_ready = False
         self._adapters: dict[str, AdapterState] = {}
@@ -168,6 +167,7 @@ class TransformersModel(TrainableModel):
             raise ModelError("`backward()` was called twice for one `forward(...)`. Call `forward` again, or use "
                              "`forward_backward`.")
         pending.is_consumed = True
+        self._runner.set_mode(training=True)
         for batch, loss, count in pending.losses:
             training.add_gradients(state, loss, count)
             state.rows.extend(batch.row_ids)
@@ -196,7 +196,7 @@ class TransformersModel(TrainableModel):
             self._runner.say_once(
                 f"`zero_grad()` discarded {state.micro_steps} of {state.gradient_accumulation_steps} accumulated backward passes. "
                 "`step()` clears the gradient by itself: leave `zero_grad()` out of the loop.")
-        state.discard_gradients()
+        state.discard_gradients(keep_forward=True)
 
     def lr_step(self, *, adapter_name: str = "") -> bool:
         """Advance the scheduler, if the optimizer has stepped since the last time."""
@@ -264,7 +264,8 @@ class TransformersModel(TrainableModel):
         return numbers
 
     def add_adapter_to_model(self, adapter_name: str, config: Any, *, gradient_accumulation_steps: int = 1) -> None:
-        """Add a LoRA. What was set for the whole model before (loss, template, processor, metrics) is where it starts from."""
+        """Add a LoRA. What was said for the whole model before (loss, template, processor, metrics, and accumulation where it is
+        left at 1 here) is where it starts from."""
         if not isinstance(adapter_name, str) or not adapter_name or not adapter_name.replace("-", "_").isidentifier():
             raise ArgumentError(f"`adapter_name={adapter_name!r}`: use letters, digits, `_` and `-`, beginning with a letter.")
         if adapter_name in self._adapters:
@@ -282,7 +283,9 @@ class TransformersModel(TrainableModel):
         whole.discard_gradients()
         self.precision.use_lora()
         self._adapters[adapter_name] = AdapterState(
-            name=adapter_name, parameters=parameters, is_lora=True, gradient_accumulation_steps=gradient_accumulation_steps,
+            name=adapter_name, parameters=parameters, is_lora=True,
+            gradient_accumulation_steps=gradient_accumulation_steps if gradient_accumulation_steps > 1
+            else whole.gradient_accumulation_steps,
             processor=copy.copy(whole.processor), loss=whole.loss, template=whole.template,
             metrics=copy.deepcopy(whole.metrics), eval_metrics=copy.deepcopy(whole.eval_metrics), scaler=self._scaler())
 
@@ -323,6 +326,8 @@ class TransformersModel(TrainableModel):
         if not callable(patch):
             raise ArgumentTypeError(f"`apply_patch` got {patch!r}. Pass a function that takes the module and changes it in place.")
         patch(self.module)
+        if self._whole.optimizer is None and not self._adapters:  # a patch may have frozen some
+            self._whole.parameters = _trainable(self.module)
 
     def upload_to_hub(self, path: str, repo_id: str, *, private: bool = True) -> str:
         """Upload a saved checkpoint and return its URI."""
@@ -373,6 +378,10 @@ class TransformersModel(TrainableModel):
 
     def _scaler(self) -> LossScaler | None:
         return LossScaler() if self.precision.needs_scaler() else None
+
+
+def _trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def _check_accumulation(value: object) -> None:
