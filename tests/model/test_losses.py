@@ -136,6 +136,13 @@ def test_a_loss_that_returns_no_sum_and_count_is_an_error(build, batch):
         model.forward_backward(inputs=batch(6))
 
 
+def test_a_router_loss_that_is_asked_for_but_not_added_is_said(build, batch):
+    model = build("qwen3_moe")
+    model.apply_patch(lambda module: setattr(module.config, "output_router_logits", True))
+    with pytest.warns(UserWarning, match="auxiliary loss of the router is not added"):
+        model.forward_backward(inputs=batch(6))
+
+
 def test_a_nan_loss_names_the_rows_discards_the_gradients_and_leaves_the_weights(build, batch):
     model = build(gradient_accumulation_steps=2)
     before = {name: parameter.clone() for name, parameter in model.module.named_parameters()}
@@ -170,3 +177,20 @@ def test_inputs_that_are_no_list_are_refused(inputs, build):
 def test_a_conversation_without_a_template_says_what_to_call(build):
     with pytest.raises(ModelError, match=r"inputs\[0\] is a conversation.*`set_template"):
         build().forward_backward(inputs=[{"messages": [{"role": "user", "content": "hi"}]}])
+
+
+CHAT = {"messages": [
+    {"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "I am a model of a few weights."}]}
+
+
+def test_conversations_are_encoded_by_the_models_template(ms_cache):
+    from twinkle_core.model.transformers_model import TransformersModel
+    from twinkle_core.template.template import Template
+
+    model = TransformersModel("ms://Qwen/Qwen3.5-4B", device="cpu")
+    model.set_template("Template")
+    feature = Template("ms://Qwen/Qwen3.5-4B").batch_encode([CHAT])[0][0]
+    assert model.forward_only(inputs=[CHAT, feature])["logprobs"] == model.forward_only(inputs=[feature, feature])["logprobs"]
+    model.set_template("Template", max_length=12, truncation_strategy="split")
+    with pytest.raises(DataError, match=r"inputs\[0\] became \d+ features: the template's truncation split it.*Dataset.encode"):
+        model.forward_only(inputs=[CHAT])

@@ -87,6 +87,9 @@ class ModuleRunner:
         shape = batch.targets_BT.shape
         if self._head_is_linear is None:
             self._head_is_linear = self._probe_head(batch.input_ids_RL.device)
+            if getattr(self.module.config.get_text_config(), "output_router_logits", False):
+                self.say_once("`output_router_logits` is set in the model's configuration, but the auxiliary loss of the router is "
+                              "not added to the loss here.")
         if not self._head_is_linear:
             logits_rlv = self.module(input_ids=batch.input_ids_RL, position_ids=batch.position_ids_RL, use_cache=False).logits
             return _from_logits(logits_rlv.flatten(0, 1).index_select(0, batch.source_N), batch, keep=loss.requires_logits)

@@ -363,6 +363,7 @@ class TransformersModel(TrainableModel):
             each(batch, result)
             total, count, num_tokens = total + result.loss_sum, count + result.count, num_tokens + batch.num_tokens
             logprobs.extend(result.logprobs)
+            del result  # what it holds of this micro-batch must not be there beside the next one's
         return ModelOutput(loss=total / count if count else 0.0, num_tokens=num_tokens, logprobs=logprobs), (total, count)
 
     def _stepped(self, state: AdapterState, has_stepped: bool) -> bool:
