@@ -37,7 +37,7 @@ def save(
     """Write a checkpoint and return its folder. `TrainableModel.save` documents the arguments."""
     check_name(name)
     check_keep_last(keep_last)
-    state = model._ready(adapter_name)
+    state = model.ready(adapter_name)
     if merge and not state.is_lora:
         raise ArgumentError("`save(merge=True)`: this model has no adapter to merge. Leave `merge` out.")
     if merge and with_optimizer:
@@ -63,7 +63,7 @@ def save(
 
 def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
     """Load weights only: of a Twinkle checkpoint, or of a folder that transformers or peft wrote."""
-    state = model._ready(adapter_name)
+    state = model.ready(adapter_name)
     folder = local_path(path)
     if not folder.is_dir():
         raise CheckpointError(f"`{folder}` is not a folder.{_near(folder)} Pass what `save` returned.")
@@ -78,7 +78,7 @@ def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
 
 def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str | Literal[False]:
     """Load everything that training needs to go on, and return the checkpoint; False if `path` has none yet."""
-    state = model._ready(adapter_name)
+    state = model.ready(adapter_name)
     folder = _resumable(local_path(path), state)
     if folder is None:
         return False
@@ -101,7 +101,7 @@ def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str |
 
 def state_dict(model: "TransformersModel", *, adapter_name: str, merge: bool) -> dict[str, torch.Tensor]:
     """Return name -> a copy on the CPU: the adapter's weights under peft's names, or the model's, merged if asked."""
-    state = model._ready(adapter_name)
+    state = model.ready(adapter_name)
     if state.is_lora and not merge:
         weights = layout.adapter_weights(model.module, state.name)
     else:

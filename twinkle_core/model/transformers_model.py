@@ -113,7 +113,7 @@ class TransformersModel(TrainableModel):
 
     def forward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
         """Run the model and keep what `calculate_loss` and `backward` need."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         state.training.begin()
         kept: list[tuple[MicroBatch, torch.Tensor, float]] = []
         output, totals = self._run(
@@ -125,7 +125,7 @@ class TransformersModel(TrainableModel):
         self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, **loss_inputs: Any,
     ) -> ModelOutput:
         """Run the model without gradients and without dropout; `disable_lora` runs the base model."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         state.evaluation.begin()
 
         def note(batch: MicroBatch, result: MicroResult) -> None:
@@ -141,7 +141,7 @@ class TransformersModel(TrainableModel):
 
     def forward_backward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
         """Add the gradients of a batch, micro-batch by micro-batch."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         state.training.begin()
 
         def add(batch: MicroBatch, result: MicroResult) -> None:
@@ -156,12 +156,12 @@ class TransformersModel(TrainableModel):
 
     def calculate_loss(self, *, adapter_name: str = "") -> float:
         """Return the token mean of the last `forward`; asking twice changes nothing."""
-        pending = self._pending(self._ready(adapter_name), "calculate_loss")
+        pending = self._pending(self.ready(adapter_name), "calculate_loss")
         return pending.loss_sum / pending.count if pending.count else 0.0
 
     def backward(self, *, adapter_name: str = "") -> None:
         """Add the gradients of the last `forward`."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         pending = self._pending(state, "backward")
         if pending.is_consumed:
             raise ModelError("`backward()` was called twice for one `forward(...)`. Call `forward` again, or use "
@@ -182,11 +182,11 @@ class TransformersModel(TrainableModel):
     def clip_grad_norm(self, max_norm: float = 1.0, *, adapter_name: str = "") -> float | None:
         """Clip the accumulated gradient, divided by its token count; None where there is nothing to clip yet."""
         training.check_max_norm(max_norm)
-        return training.clip_gradients(self._ready(adapter_name), max_norm)
+        return training.clip_gradients(self.ready(adapter_name), max_norm)
 
     def step(self, *, adapter_name: str = "") -> bool:
         """Apply the accumulated gradient and clear it."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         return self._stepped(state, training.step(state))
 
     def zero_grad(self, *, adapter_name: str = "") -> None:
@@ -205,7 +205,7 @@ class TransformersModel(TrainableModel):
     def clip_grad_and_step(self, max_norm: float = 1.0, *, adapter_name: str = "") -> bool:
         """Clip, step and advance the scheduler."""
         training.check_max_norm(max_norm)
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         has_stepped = self._stepped(state, training.step(state, max_norm=max_norm))
         training.advance_scheduler(state)
         return has_stepped
@@ -217,13 +217,13 @@ class TransformersModel(TrainableModel):
 
     def set_optimizer(self, optimizer: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Set the optimizer; a scheduler that was set before is dropped with the old one."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         state.optimizer = build_optimizer(optimizer, state.parameters.values(), options, is_lora=state.is_lora)
         state.scheduler, state.is_lr_step_due = None, False
 
     def set_lr_scheduler(self, scheduler: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Set the learning-rate scheduler of the optimizer."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         state.scheduler = build_scheduler(scheduler, training.ensure_optimizer(state), options)
 
     def set_template(self, template: Any, *, adapter_name: str = "", **options: Any) -> None:
@@ -319,9 +319,9 @@ class TransformersModel(TrainableModel):
 
     def get_train_configs(self, *, adapter_name: str = "") -> str:
         """Return everything that decides the training, for people."""
-        return reporting.describe(self, self._ready(adapter_name))
+        return reporting.describe(self, self.ready(adapter_name))
 
-    def apply_patch(self, patch: str | Callable[[Any], None]) -> None:
+    def apply_patch(self, patch: Callable[[Any], None]) -> None:
         """Call `patch(module)`; it changes the module in place."""
         if not callable(patch):
             raise ArgumentTypeError(f"`apply_patch` got {patch!r}. Pass a function that takes the module and changes it in place.")
@@ -335,7 +335,7 @@ class TransformersModel(TrainableModel):
 
         return saving.upload(path, repo_id, private=private)
 
-    def _ready(self, adapter_name: str) -> AdapterState:
+    def ready(self, adapter_name: str) -> AdapterState:
         """Return the state with the module prepared for it: dtypes settled, the adapter active."""
         state = self.state(adapter_name)
         if state.is_lora:
