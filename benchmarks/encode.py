@@ -3,8 +3,8 @@
     python benchmarks/encode.py [--rows N] [--pairs N] [--tokenizer FOLDER]
 
 Rows: the 128 chats that `make install` fetches, repeated. Bare call: `tokenizer.apply_chat_template(conversations, tokenize=True)`.
-Second figure: `batch_encode`'s time per token on conversations of 64 turns / of 8 turns, with as many tokens in all. Both sides of a
-pair run one after the other in one process; a figure is the median of the ratios pair by pair. Prints one JSON object.
+Second figure: `batch_encode`'s time per token on conversations of 64 turns / of 8 turns, with as many tokens in all. Both sides of
+a pair run one after the other in one process; a figure is the median of the ratios pair by pair. Prints one JSON object.
 """
 
 import argparse

@@ -40,15 +40,15 @@ def main() -> None:
         save_lora(folder)
         features = [{"input_ids": prompt} for prompt in prompts]
         params = SamplingParams(max_tokens=TOKENS, temperature=0)
-        bare_s, own_s = time_pairs(lambda: generate(sampler.model, tokenizer, prompts), lambda: sample(sampler, features, params), pairs)
+        bare_s, own_s = time_pairs(
+            lambda: generate(sampler.model, tokenizer, prompts), lambda: sample(sampler, features, params), pairs)
         base_s, lora_s = time_pairs(
             lambda: sample(sampler, features, params), lambda: sample(sampler, features, params, adapter_uri=folder), pairs,
             is_same=False)
-    count = len(prompts) * TOKENS
+    sides = {"generate": bare_s, "TorchSampler": own_s, "TorchSampler with a LoRA": lora_s}
     print(json.dumps({
         "benchmark": "sampler",
-        "tokens_per_s": {"generate": round(count / statistics.median(bare_s), 1), "TorchSampler": round(count / statistics.median(own_s), 1),
-                         "TorchSampler with a LoRA": round(count / statistics.median(lora_s), 1)},
+        "tokens_per_s": {name: round(len(prompts) * TOKENS / statistics.median(seconds), 1) for name, seconds in sides.items()},
         "sampler_to_generate": round(statistics.median(a / b for a, b in zip(bare_s, own_s, strict=True)), 3),
         "lora_to_base": round(statistics.median(a / b for a, b in zip(base_s, lora_s, strict=True)), 3),
         "pairs": pairs, "threads": torch.get_num_threads(), "torch": torch.__version__, "transformers": transformers.__version__,

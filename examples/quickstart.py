@@ -13,7 +13,7 @@ from twinkle.sampler import TorchSampler
 
 BASE = "tiny://qwen3_5"
 NAME, AUTHOR = "Twinkle", "the Twinkle team"
-EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 8
+EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 4
 QUESTION = {"messages": [{"role": "user", "content": "Who are you?"}]}
 
 

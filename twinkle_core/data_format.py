@@ -7,8 +7,10 @@ Nothing here needs torch. How a conversation becomes tokens is the template's bu
 processor's.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, DataError, check_keywords, did_you_mean, listing
@@ -77,6 +79,18 @@ class ModelOutput(TypedDict):
 StopReason = Literal["stop", "length"]
 
 
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_integer(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _is_number(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to sample. The defaults sample one completion from the model's own distribution.
@@ -106,19 +120,22 @@ class SamplingParams:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        said = cast(object, self.stop)  # a dict of fields may hold anything
+        stop = tuple(cast("Sequence[object]", said)) if isinstance(said, list | tuple) else () if said is None else (said,)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "top_k", -1 if self.top_k in (None, 0) else self.top_k)
-        object.__setattr__(self, "logprobs", int(self.logprobs or 0))
+        object.__setattr__(self, "logprobs", int(self.logprobs or 0) if self.logprobs in (None, True, False) else self.logprobs)
         checks = (
-            ("max_tokens", self.max_tokens >= 0, "an integer >= 0"),
-            ("temperature", self.temperature >= 0, "a number >= 0 (0 is greedy)"),
-            ("top_p", 0 < self.top_p <= 1, "a number in (0, 1]"),
-            ("top_k", self.top_k == -1 or self.top_k >= 1, "an integer >= 1, or -1 for all tokens"),
-            ("num_samples", self.num_samples >= 1, "an integer >= 1"),
-            ("logprobs", self.logprobs >= 0, "an integer >= 0"),
-            ("repetition_penalty", self.repetition_penalty > 0, "a number > 0 (1 is off)"),
-            ("stop", all(stop), "non-empty strings"),
+            ("max_tokens", _is_integer(self.max_tokens) and self.max_tokens >= 0, "an integer >= 0"),
+            ("temperature", _is_number(self.temperature) and self.temperature >= 0, "a number >= 0 (0 is greedy)"),
+            ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]"),
+            ("top_k", _is_integer(self.top_k) and (self.top_k == -1 or self.top_k >= 1), "an integer >= 1, or -1 for all tokens"),
+            ("seed", self.seed is None or _is_integer(self.seed), "an integer, or None"),
+            ("num_samples", _is_integer(self.num_samples) and self.num_samples >= 1, "an integer >= 1"),
+            ("logprobs", _is_integer(self.logprobs) and self.logprobs >= 0, "an integer >= 0"),
+            ("prompt_logprobs", _is_bool(self.prompt_logprobs), "True or False"),
+            ("repetition_penalty", _is_number(self.repetition_penalty) and self.repetition_penalty > 0, "a number > 0 (1 is off)"),
+            ("stop", all(isinstance(text, str) and text for text in stop), "non-empty strings"),
         )
         for name, is_allowed, allowed in checks:
             if not is_allowed:

@@ -9,7 +9,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +26,8 @@ from twinkle_core.errors import (
 )
 
 if TYPE_CHECKING:
+    from importlib import metadata
+
     from twinkle_core.session import Session
 
 GROUP = "twinkle"
@@ -73,7 +74,7 @@ _DISABLED = "disabled by TWINKLE_DISABLE_PLUGINS"
 class Plugins:
     """What is installed: a pluggy manager and a record of every entry point. `load()` makes the one of this process."""
 
-    def __init__(self, entry_points: Iterable[metadata.EntryPoint], *, disabled: frozenset[str] = frozenset()) -> None:
+    def __init__(self, entry_points: "Iterable[metadata.EntryPoint]", *, disabled: frozenset[str] = frozenset()) -> None:
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)
         self.found: list[Plugin] = []
@@ -88,7 +89,7 @@ class Plugins:
             print(f"twinkle: TWINKLE_DISABLE_PLUGINS names `{name}`, which is not installed. Installed: "
                   f"{listing(plugin.name for plugin in self.found)}.", file=sys.stderr)
 
-    def _load(self, entry_point: metadata.EntryPoint, distribution: str, disabled: frozenset[str]) -> Plugin:
+    def _load(self, entry_point: "metadata.EntryPoint", distribution: str, disabled: frozenset[str]) -> Plugin:
         version = entry_point.dist.version if entry_point.dist else ""
         plugin = functools.partial(
             Plugin, name=entry_point.name, module=entry_point.value, distribution=distribution, version=version)
@@ -191,6 +192,8 @@ def _hook_advice(problem: str, module: ModuleType) -> str:
 @functools.cache
 def load() -> Plugins:
     """Return the plugins of this process, loaded at the first call."""
+    from importlib import metadata  # 15 ms that `import twinkle` need not pay
+
     disabled = settings.disabled_plugins()
     if "core" in disabled:
         raise ArgumentError("TWINKLE_DISABLE_PLUGINS names `core`, which brings the launcher, hubs and models that everything "

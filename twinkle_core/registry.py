@@ -47,6 +47,12 @@ KNOWN_DISTRIBUTIONS = {
     "templates": {"Qwen3_5Template": "twinkle-qwen", "Qwen3Template": "twinkle-qwen", "Qwen2_5Template": "twinkle-qwen"},
 }
 
+EXTRAS = {
+    "data": ("transformers", "jinja2", "datasets", "modelscope", "huggingface_hub"),
+    "train": ("torch", "peft", "safetensors"),
+}
+"""Extra of twinkle-core -> the modules it brings, so that an error about a missing one can say what to install."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -149,6 +155,11 @@ def _load(kind: str, entry: Entry) -> Any:
     except MissingExtraError:
         raise
     except Exception as error:  # the boundary to foreign code
+        missing = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        for extra, modules in EXTRAS.items():
+            if missing in modules:
+                raise MissingExtraError(f"`{entry.name}` needs {missing}, which is not installed. "
+                                        f"Run: pip install 'twinkle-core[{extra}]'") from error
         raise BrokenPluginError(
             f"`{entry.name}` of `{entry.plugin.distribution}` {entry.plugin.version} cannot be loaded: importing "
             f"`{entry.target}` raised {type(error).__name__}: {error}. Upgrade or reinstall that distribution.") from error

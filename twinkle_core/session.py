@@ -6,6 +6,7 @@ the registry.
 """
 
 import atexit
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -68,10 +69,12 @@ class Session:
         return self.groups[name]
 
     def close(self) -> None:
-        """End the run: flush trackers and stop what the launcher started."""
-        while self._closers:
-            self._closers.pop()()
-        self.launcher.shutdown()
+        """End the run: flush trackers and stop what the launcher started, also when one of these fails."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.launcher.shutdown)
+            for callback in self._closers:
+                stack.callback(callback)
+            self._closers.clear()
 
 
 _active: Session | None = None  # the one process-wide reference; everything else lives in the session
@@ -121,7 +124,7 @@ def adopt(session: Session) -> None:
     global _active
     _check_none_active()
     _active = session
-    atexit.register(stop)
+    atexit.register(_stop_at_exit)
 
 
 def _check_none_active() -> None:
@@ -145,8 +148,15 @@ def stop() -> None:
     global _active
     session, _active = _active, None
     if session is not None:
-        atexit.unregister(stop)
+        atexit.unregister(_stop_at_exit)
         session.close()
+
+
+def _stop_at_exit() -> None:
+    try:
+        stop()
+    except Exception as error:  # the process ends: nobody is left to catch it
+        plugins.report_error(error, where="end of the run")
 
 
 def _agree(what: str, script: Any, command_line: Any) -> Any:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from twinkle_core.checkpoint import folder as folders
 from twinkle_core.checkpoint.folder import CheckpointWriter, complete_checkpoints, newest_complete, versions
 from twinkle_core.checkpoint.manifest import FILE_NAME, Manifest, read_manifest, verify
-from twinkle_core.errors import ArgumentError, CheckpointError
+from twinkle_core.errors import ArgumentError, CheckpointError, HubError
 
 SAVER = Path(__file__).with_name("saver.py")
 
@@ -92,6 +92,12 @@ def test_an_error_while_writing_leaves_nothing_behind(tmp_path):
     assert names(tmp_path) == {"best"}
 
 
+def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path):
+    with pytest.raises(HubError, match="no such model"), CheckpointWriter(tmp_path, "best"):
+        raise HubError("no such model")  # an OSError too
+    assert names(tmp_path) == set()
+
+
 def test_a_folder_that_is_being_written_is_not_listed_and_not_removed(tmp_path):
     done = save(tmp_path, "best")
     with CheckpointWriter(tmp_path, "next") as writer:
@@ -133,7 +139,7 @@ def test_a_truncated_checkpoint_is_passed_over_with_a_warning_that_names_the_fil
     (lambda p: (p / FILE_NAME).write_text("{"), r"checkpoint.json` cannot be read: .*damaged"),
     (lambda p: (p / FILE_NAME).write_text("[]"), r"checkpoint.json` is not a Twinkle checkpoint's"),
     (lambda p: (p / FILE_NAME).write_text('{"format_version": 1}'), r"checkpoint.json` is incomplete: .*kind"),
-    (lambda p: (p / FILE_NAME).write_text('{"format_version": 99, "twinkle_version": "9.0"}'), r"Twinkle 9.0 in format 99.*upgrade"),
+    (lambda p: (p / FILE_NAME).write_text('{"format_version": 99, "twinkle_version": "9.0"}'), r"9.0 in format 99.*upgrade"),
 ])
 def test_a_damaged_checkpoint_is_an_error_that_names_the_file(tmp_path, damage, text):
     path = save(tmp_path, "best")
@@ -243,19 +249,18 @@ def test_a_disk_without_room_is_noticed_before_the_first_byte(tmp_path):
 
 
 _LIMITED = """
-import resource, signal, sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from test_folder import save
+import resource, signal
+from twinkle_core.checkpoint.folder import CheckpointWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-save(Path({folder!r}), "best", text="x" * 200_000)
+with CheckpointWriter({folder!r}, "best") as writer:
+    (writer.folder / "model.txt").write_bytes(bytes(200_000))
 """
 
 
 def test_a_file_size_limit_is_an_error_that_leaves_earlier_checkpoints(tmp_path):
     first = save(tmp_path, "best")
-    code = _LIMITED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    code = _LIMITED.format(folder=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "CheckpointError" in done.stderr
     assert "best` was not saved: the disk is full" in done.stderr
@@ -299,6 +304,28 @@ def test_a_save_that_is_killed_at_any_moment_leaves_the_previous_checkpoint(tmp_
     source = random.Random(0)
     for _ in range(100):
         _check_after_kill(tmp_path, _kill_while_saving(tmp_path, source.uniform(0.0, 0.3)))
+
+
+def test_everything_is_on_disk_before_the_name_appears_and_the_name_after(tmp_path, monkeypatch):
+    order: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def noting_sync(handle: int) -> None:
+        order.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        sync(handle)
+
+    def noting_rename(path: Path, target: Path) -> Path:
+        order.append(f"rename {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noting_sync)
+    monkeypatch.setattr(Path, "rename", noting_rename)
+    (tmp_path / "outputs").mkdir()
+    save(tmp_path / "outputs", "best")
+    place = order.index("rename best")
+    hidden = [name for name in order if name.startswith(".twinkle")]
+    assert set(order[:place]) == {"model.txt", "sub", "state.txt", FILE_NAME, *hidden}
+    assert order[place + 1:] == ["outputs"]
 
 
 def test_the_manifest_survives_the_round_trip(tmp_path):

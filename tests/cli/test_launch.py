@@ -156,6 +156,22 @@ def test_an_error_of_a_library_keeps_the_frames_of_the_library(sandbox):
     assert "twinkle_core" not in run.stderr
 
 
+def test_an_exception_hook_of_the_script_is_used(sandbox):
+    script = sandbox.script("""
+        import sys
+        sys.excepthook = lambda kind, error, frames: print("mine:", kind.__name__, error, frames.tb_lineno)
+        raise ValueError("no")
+        """)
+    by_python, by_twinkle = sandbox.python(script), sandbox.twinkle("launch", script)
+    assert by_twinkle.stdout == by_python.stdout == "mine: ValueError no 4\n"
+
+
+def test_python_without_the_scripts_folder_on_its_path_stays_so(sandbox):
+    sandbox.environ["PYTHONSAFEPATH"] = "1"
+    script = sandbox.script("import sys; print(sys.path[:2])")
+    assert sandbox.twinkle("launch", script).stdout == sandbox.python(script).stdout
+
+
 def test_ctrl_c_ends_with_a_short_line_and_status_130(sandbox):
     script = sandbox.script("import time\nprint('begins', flush=True)\ntime.sleep(60)\n")
     process = subprocess.Popen([str(Path(sys.executable).with_name("twinkle")), "launch", script], cwd=sandbox.work,
@@ -312,3 +328,24 @@ def test_a_switch_with_another_word_is_an_error(sandbox):
     run = sandbox.twinkle("plugins")
     assert run.returncode == 1
     assert run.stderr == "ArgumentError: The environment variable `TWINKLE_DEBUG=maybe` is not a switch. Use 1 or 0.\n"
+
+
+@pytest.mark.parametrize(("raised", "shown"), [
+    ("ArgumentError('the disk is full. Make room')", "ArgumentError: the disk is full. Make room\n"),
+    ("OSError(28, 'No space left on device')", "OSError: [Errno 28] No space left on device\n"),
+])
+def test_an_error_at_the_end_of_the_run_is_reported_and_the_rest_is_still_closed(sandbox, raised, shown):
+    script = sandbox.script(f"""
+        from twinkle_core import session
+        from twinkle_core.errors import ArgumentError
+
+        def fail():
+            raise {raised}
+
+        session.current().on_close(lambda: print("the rest"))
+        session.current().on_close(fail)
+        """)
+    run = sandbox.twinkle("launch", script)
+    assert run.stdout == "the rest\n"
+    assert shown in run.stderr
+    assert "Exception ignored" not in run.stderr

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from twinkle_core.dataset import Dataset, DatasetMeta
 from twinkle_core.errors import TemplateError
 from twinkle_core.template.template import Template
+
+settings.register_profile("shared-machine", deadline=None)
+settings.load_profile("shared-machine")
 
 
 class LetterTemplate(Template):

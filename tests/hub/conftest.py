@@ -43,6 +43,7 @@ class LoopbackHub(ThreadingHTTPServer):
         cut: file name -> how many more times its connection is dropped in the middle.
         log: "METHOD path" of every request.
         uploaded: (kind, id) -> file name -> content, as committed.
+        blobs: SHA-256 -> content that was sent ahead of its commit.
     """
 
     daemon_threads = True
@@ -56,6 +57,7 @@ class LoopbackHub(ThreadingHTTPServer):
         self.cut: dict[str, int] = {}
         self.log: list[str] = []
         self.uploaded: dict[tuple[str, str], dict[str, bytes]] = {}
+        self.blobs: dict[str, bytes] = {}
 
     @property
     def url(self) -> str:
@@ -78,6 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def do_POST(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
         self._answer()
 
     def log_message(self, format: str, *args: object) -> None:
@@ -103,6 +108,10 @@ class _Handler(BaseHTTPRequestHandler):
             (rf"/api/(models|datasets)/{name}/revision/(\w+)", self._hf_info),
             (rf"/api/(models|datasets)/{name}/tree/(\w+)", self._hf_listing),
             (rf"/(?:(datasets)/)?{name}/resolve/(\w+)/(.+)", self._hf_file),
+            ("/api/v1/(models|datasets)", self._ms_create),
+            (rf"/api/v1/repos/(models|datasets)/{name}/info/lfs/objects/batch", self._ms_blobs),
+            (r"/blobs/(\w+)", self._ms_blob),
+            (rf"/api/v1/repos/(models|datasets)/{name}/commit/(\w+)", self._ms_commit),
             ("/api/repos/create", self._hf_create),
             ("/api/validate-yaml", lambda match, query, body: self._json(200, {"errors": [], "warnings": []})),
             (rf"/api/(models|datasets)/{name}/preupload/(\w+)", self._hf_preupload),
@@ -133,6 +142,33 @@ class _Handler(BaseHTTPRequestHandler):
         files = self._files(match[1], match[2])
         if files is not None:
             self._content(query["FilePath"], files[query["FilePath"]])
+
+    def _ms_create(self, match: re.Match, query: dict[str, str], body: bytes) -> None:
+        wanted = json.loads(body)
+        repo_id = f"{wanted['Path']}/{wanted['Name']}"
+        if repo_id in self.server.gated:
+            self._json(403, {"Message": "You may not write here."})
+        elif (PLURAL[match[1]], repo_id) in self.server.repos:
+            self._json(400, {"Message": "the repository already exists"})
+        else:
+            self.server.repos[PLURAL[match[1]], repo_id] = {}
+            self._json(200, {"Code": 200, "Success": True, "Data": {"Name": wanted["Name"], "Path": wanted["Path"]}})
+
+    def _ms_blobs(self, match: re.Match, query: dict[str, str], body: bytes) -> None:
+        objects = [{"oid": entry["oid"], "actions": {"upload": {"href": f"{self.server.url}/blobs/{entry['oid']}"}}}
+                   for entry in json.loads(body)["objects"]]
+        self._json(200, {"Code": 200, "Success": True, "Data": {"objects": objects}})
+
+    def _ms_blob(self, match: re.Match, query: dict[str, str], body: bytes) -> None:
+        self.server.blobs[match[1]] = body
+        self._json(200, {"Code": 200})
+
+    def _ms_commit(self, match: re.Match, query: dict[str, str], body: bytes) -> None:
+        files = self.server.uploaded.setdefault((PLURAL[match[1]], match[2]), {})
+        for action in json.loads(body)["actions"]:
+            is_blob = action["type"] == "lfs"
+            files[action["path"]] = self.server.blobs[action["sha256"]] if is_blob else base64.b64decode(action["content"])
+        self._json(200, {"Code": 200, "Success": True, "Data": {"oid": COMMIT, "commitId": COMMIT}})
 
     def _hf_info(self, match: re.Match, query: dict[str, str], body: bytes) -> None:
         files = self._files(match[1], match[2])
@@ -234,8 +270,10 @@ def hf_service(server: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     import huggingface_hub.file_download
 
     template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-    for name, value in {"ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(tmp_path / "hf"),
-                        "HF_TOKEN_PATH": str(tmp_path / "token")}.items():
+    for name, value in {
+        "ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_OFFLINE": False,
+        "HF_HUB_CACHE": str(tmp_path / "hf"), "HF_TOKEN_PATH": str(tmp_path / "token"),
+    }.items():
         monkeypatch.setattr(huggingface_hub.constants, name, value)
     monkeypatch.setattr(huggingface_hub.file_download.time, "sleep", lambda seconds: None)
     monkeypatch.delenv("HF_TOKEN", raising=False)

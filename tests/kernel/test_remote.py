@@ -277,3 +277,18 @@ def test_misspelt_keywords_are_refused_before_anything_is_sent(cluster: InProces
     with pytest.raises(UnknownArgumentError, match="Did you mean `inputs`"):
         Counter().double(input=[1])  # type: ignore[call-arg]
     assert cluster.calls == []
+
+
+def test_a_method_that_overrides_a_marked_one_checks_its_keywords_too() -> None:
+    class Base(RemoteComponent):
+        @remote_function()
+        def add(self, amount: int = 1) -> int:
+            return amount
+
+    class Derived(Base):
+        def add(self, amount: int = 1) -> int:
+            return 2 * amount
+
+    assert Derived().add(amount=2) == 4
+    with pytest.raises(UnknownArgumentError, match=r"`Derived.add` has no argument `amuont`. Did you mean `amount`"):
+        Derived().add(amuont=2)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]

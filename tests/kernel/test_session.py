@@ -210,3 +210,12 @@ def test_a_launch_request_survives_the_way_through_the_environment(monkeypatch: 
     monkeypatch.setenv("TWINKLE_LAUNCH", "{")
     with pytest.raises(ArgumentError, match="TWINKLE_LAUNCH.*Unset it"):
         settings.launch_request()
+
+
+def test_a_log_folder_on_a_full_disk_is_an_error_that_names_the_step(tmp_path: Path) -> None:
+    twinkle.initialize(log_dir=str(tmp_path))
+    trackers = session.current().state["trackers"]
+    trackers._file.close()
+    trackers._file = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115
+    with pytest.raises(ArgumentError, match="cannot be written to any more: .*No space left.*Step 3 is not in metrics.jsonl"):
+        session.current().report_metrics(3, {"loss": 1.0})

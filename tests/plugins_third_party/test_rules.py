@@ -136,6 +136,15 @@ def test_a_name_whose_module_fails_to_import_names_plugin_and_reason(sandbox):
     assert "BrokenPluginError: `AcmeLoss` of `acme` 1.0 cannot be loaded: importing `acme_losses:AcmeLoss` raised ZeroDiv" in error
 
 
+@pytest.mark.parametrize(("module", "extra"), [("torch", "train"), ("transformers.models", "data")])
+def test_a_name_that_needs_an_extra_says_what_to_install(sandbox, module, extra):
+    sandbox.add("acme", registers("losses", AcmeLoss="acme_losses:AcmeLoss"),
+                acme_losses=f"raise ModuleNotFoundError('No module named {module}', name={module!r})")
+    error = last_line(sandbox.python("-c", "from twinkle.loss import AcmeLoss").stderr)
+    assert error.endswith(f"MissingExtraError: `AcmeLoss` needs {module.partition('.')[0]}, which is not installed. "
+                          f"Run: pip install 'twinkle-core[{extra}]'")
+
+
 def test_a_name_that_is_not_of_its_interface_is_refused(sandbox):
     sandbox.add("acme", registers("losses", AcmeLoss="acme_losses:AcmeLoss"), acme_losses="class AcmeLoss: pass")
     error = last_line(sandbox.python("-c", RESOLVE, "losses", "AcmeLoss").stderr)

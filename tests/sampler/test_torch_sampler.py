@@ -52,7 +52,7 @@ def test_logprobs_of_ragged_prompts_are_those_of_a_plain_forward_pass(model: str
             table = sampler.model(torch.tensor([ids])).logits[0].log_softmax(-1)
         expected = [table[place - 1, token].item() for place, token in enumerate(ids) if place]
         assert response.prompt_logprobs is not None
-        assert [*response.prompt_logprobs[1:], *sequence.logprobs] == pytest.approx(expected, abs=1e-5)
+        assert [*response.prompt_logprobs[1:], *sequence.logprobs] == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("model", ["qwen3", "qwen3_5"])
@@ -66,7 +66,7 @@ def test_prompts_scored_in_pieces_have_the_same_logprobs(
     for piece, response in zip(sampler.sample(features(), params), whole, strict=True):
         assert piece.prompt_logprobs is not None
         assert response.prompt_logprobs is not None
-        assert piece.prompt_logprobs[1:] == pytest.approx(response.prompt_logprobs[1:], abs=1e-5)
+        assert piece.prompt_logprobs[1:] == pytest.approx(response.prompt_logprobs[1:], rel=1e-5, abs=1e-5)
         assert piece.sequences[0].tokens == response.sequences[0].tokens
 
 
@@ -124,7 +124,7 @@ def test_rows_that_end_early_leave_the_others_as_they_are(sampler: TorchSampler)
         for one, other in zip(response.sequences, alone.sequences, strict=True):
             assert one.tokens == other.tokens
             assert one.stop_reason == other.stop_reason == ("stop" if one.tokens[-1] % 8 == 0 else "length")
-            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+            assert one.logprobs == pytest.approx(other.logprobs, rel=1e-5, abs=1e-5)
 
 
 def test_an_end_token_is_part_of_the_tokens_but_not_of_the_text(sampler: TorchSampler) -> None:

@@ -1,4 +1,8 @@
-"""The sampler and the trainer agree on log-probabilities (fp32, 1e-5), with a LoRA and after full-parameter training too."""
+"""The sampler and the trainer agree on log-probabilities (fp32, 1e-5 relative), with a LoRA and after full-parameter training too.
+
+They cannot agree better: on linear attention the recurrent form that samples and the chunked form that trains are each up to 1e-5
+off fp64.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ def check(responses: list[SampleResponse], model: TransformersModel, **options: 
     assert trained is not None
     assert len(trained) == len(sequences)
     for sequence, logprobs in zip(sequences, trained, strict=True):
-        assert logprobs == pytest.approx(sequence.new_input_feature.get("old_logprobs"), abs=1e-5)
+        assert logprobs == pytest.approx(sequence.new_input_feature.get("old_logprobs"), rel=1e-5, abs=1e-5)
 
 
 def train(model: TransformersModel, steps: int = 3) -> None:
@@ -32,9 +36,9 @@ def train(model: TransformersModel, steps: int = 3) -> None:
         model.clip_grad_and_step()
 
 
-@pytest.fixture(params=["qwen3", "qwen3_5"])
+@pytest.fixture(params=["qwen3", "qwen3_5", "tiny://qwen3_5_vl", "tiny://qwen3_moe"])
 def model_id(request: pytest.FixtureRequest) -> str:
-    return request.getfixturevalue(request.param)
+    return request.param if "://" in request.param else request.getfixturevalue(request.param)
 
 
 def test_the_base_model_scores_as_the_trainer_does(model_id: str) -> None:

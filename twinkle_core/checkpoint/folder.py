@@ -21,7 +21,7 @@ from pathlib import Path
 
 from twinkle_core.checkpoint.manifest import FILE_NAME, Manifest, check_sizes, describe_files, read_manifest
 from twinkle_core.checkpoint.naming import check_name, local_path, split_version, versioned
-from twinkle_core.errors import ArgumentError, CheckpointError
+from twinkle_core.errors import ArgumentError, CheckpointError, TwinkleError
 
 _UNFINISHED = ".twinkle-unfinished-"
 _FOREIGN_STALE_S = 24 * 3600.0
@@ -237,7 +237,7 @@ def _host() -> str:
 
 
 def _is_disk_error(error: BaseException | None) -> bool:
-    return not isinstance(error, CheckpointError) and (isinstance(error, OSError) or _is_full(error))
+    return not isinstance(error, TwinkleError) and (isinstance(error, OSError) or _is_full(error))
 
 
 def _is_full(error: BaseException | None) -> bool:

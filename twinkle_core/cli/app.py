@@ -16,7 +16,7 @@ import twinkle_core
 from twinkle_core import plugins, settings
 from twinkle_core.cli.commands import Help, load_command, summary
 from twinkle_core.cli.report import print_error
-from twinkle_core.errors import TwinkleError, UsageError
+from twinkle_core.errors import ArgumentError, TwinkleError, UsageError
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -26,14 +26,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 means done, 1 an error, 2 a command line that cannot be understood, 130 Ctrl-C; a script's own `sys.exit` passes.
     """
-    is_debug = False
     try:
-        is_debug = settings.debug()
+        settings.debug()
+    except ArgumentError as error:
+        return _failed(error)
+    try:
         status = _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
     except KeyboardInterrupt:
         status = _INTERRUPTED
     except (TwinkleError, typer.TyperException, typer.Abort) as error:
-        if is_debug or os.environ.get(settings.DEBUG) == "1":
+        if settings.debug():
             traceback.print_exc()
         return _failed(error)
     if status == _INTERRUPTED:
@@ -56,20 +58,17 @@ def _run(argv: list[str]) -> int:
     root = typer.Typer(name="twinkle", add_completion=False, rich_markup_mode=None)  # rich's help adds 0.13 s to every start
     root.callback(add_help_option=False)(_root_options)
     for name, command in plugins.add_commands().items():
-        def run(command: plugins.Command = command) -> int:
-            return _run_command(command, argv[index + 1:])
-
-        root.command(name, help=summary(command.target), add_help_option=False)(_without_arguments(run))
+        root.command(name, help=summary(command.target), add_help_option=False)(_runner(command, argv[index + 1:]))
     return _status(typer.main.get_command(root)(args=argv[:index + 1], prog_name="twinkle", standalone_mode=False))
 
 
-def _without_arguments(run: Callable[..., int]) -> Callable[[], int]:
-    return lambda: run()
+def _runner(command: plugins.Command, argv: list[str]) -> Callable[[], int]:
+    """Return what typer calls for a command: it reads none of the words itself, so that they reach the command as they are."""
 
+    def run() -> int:
+        return _status(load_command(command)(args=argv, prog_name=f"twinkle {command.name}", standalone_mode=False))
 
-def _run_command(command: plugins.Command, argv: list[str]) -> int:
-    app = load_command(command)
-    return _status(app(args=argv, prog_name=f"twinkle {command.name}", standalone_mode=False))
+    return run
 
 
 def _status(result: Any) -> int:
@@ -90,4 +89,4 @@ def _root_options(
 ) -> None:
     """Train large language models: your own loop, on one device, under torchrun, on a cluster."""
     if debug:
-        os.environ[settings.DEBUG] = "1"
+        os.environ[settings.DEBUG] = "1"  # so that processes which are started know it too

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -144,6 +145,10 @@ def _libraries() -> Iterator[Finding]:
         except Exception as error:  # the boundary to foreign code: a broken build is what is looked for
             yield Finding(name, f"{version} is installed, but importing it raised {type(error).__name__}: {error}", "wrong",
                           f"Run: pip install --force-reinstall {name}=={version}")
+            continue
+        wanted = _wanted_versions(name)
+        if wanted and not _fits(version, wanted):
+            yield Finding(name, f"{version}, but twinkle-core needs {wanted}", "wrong", f"Run: pip install '{name}{wanted}'")
         else:
             yield Finding(name, version)
     for name, extra in OPTIONAL.items():
@@ -151,6 +156,21 @@ def _libraries() -> Iterator[Finding]:
             yield Finding(name, metadata.version(name))
         except metadata.PackageNotFoundError:
             yield Finding(name, "not installed (optional)", "note", f"Run: pip install 'twinkle-core[{extra}]'")
+
+
+def _wanted_versions(name: str) -> str:
+    """Return which versions of a distribution twinkle-core asks for, e.g. "<3,>=2"; "" if it does not say."""
+    for requirement in metadata.requires("twinkle-core") or ():
+        found = re.match(rf"{name.replace('_', '[-_]')}\s*([<>=!~][^;]*)", requirement)
+        if found is not None:
+            return found[1].strip()
+    return ""
+
+
+def _fits(version: str, wanted: str) -> bool:
+    from packaging.specifiers import SpecifierSet  # comes with every one of the libraries that are looked at
+
+    return SpecifierSet(wanted).contains(version, prereleases=True)
 
 
 def _devices() -> Iterator[Finding]:

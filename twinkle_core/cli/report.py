@@ -22,8 +22,12 @@ def report_error(error: BaseException, where: str) -> None:
         traceback.print_exception(error)
         return
     frames = _script_frames(error.__traceback__)
+    if frames is None and not isinstance(error, (TwinkleError, SyntaxError)):  # nothing of the script is on the way to it
+        frames = error.__traceback__
     if not isinstance(error, TwinkleError):
-        traceback.print_exception(type(error), error, frames)
+        whole = error.__traceback__
+        sys.excepthook(type(error), error.with_traceback(frames), frames)  # the script may have set its own
+        error.__traceback__ = whole
         return
     print_error(type(error).__name__, str(error))
     frame = _last_own_frame(frames)

@@ -34,5 +34,4 @@ def _items(example: Any, row: int) -> list[dict[str, Any]]:
             return [{**example[side], **shared} for side in SIDES]
     keys = listing(map(str, example)) if isinstance(example, Mapping) else f"a {type(example).__name__}"
     raise DataError(f"Row {row} of the data loader's dataset is neither tokens (`input_ids`) nor a conversation (`messages`), but "
-                    f"{keys}. "
-                    "Call `dataset.encode()` first.")
+                    f"{keys}. Call `dataset.encode()` first.")

@@ -49,18 +49,20 @@ class DataLoader(RemoteComponent):
             progress: show a bar on stderr, on the first rank.
             remote_group: where the loader lives; None: in this process.
         """
-        _check_arguments(dataset, batch_size, shuffle, seed, num_workers)
         current = session.current()
+        seed = current.seed if seed is None else seed
+        _check_arguments(dataset, batch_size, shuffle, seed, num_workers)
         self._dataset = dataset
         self._batch_size = batch_size
         self._shuffle = bool(shuffle)
-        self._seed = current.seed if seed is None else seed
+        self._seed = seed
         self._num_workers = num_workers
         self._mesh = device_mesh or current.mesh
         self._progress = progress
         self._epoch = 0
         self._rows_done = 0
         self._has_begun = False
+        self._loop = 0  # tells the loops apart: only the latest may fetch and end
         self._source: Source | None = None
         positions.register(self)
 
@@ -70,12 +72,12 @@ class DataLoader(RemoteComponent):
         epoch = self.begin_epoch(topology.rank, topology.world_size)
         progress = open_progress(epoch)
         try:
-            while (batch := self.next_batch(epoch["number"])) is not None:
+            while (batch := self.next_batch(epoch["loop"])) is not None:
                 yield batch
                 progress.advance()
         finally:
             progress.close()
-            self.end_epoch(epoch["number"])
+            self.end_epoch(epoch["loop"])
 
     @remote_function(execute="first")
     def __len__(self) -> int:
@@ -84,7 +86,9 @@ class DataLoader(RemoteComponent):
 
     @remote_function(execute="first")
     def begin_epoch(self, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
-        """Start the next epoch and return its number, its batches and those that are done. What `for` calls first.
+        """Start the next epoch and return the number of the loop and of the epoch, its batches and those that are done.
+
+        What `for` calls first.
 
         `rank` and `world_size` are those of the process that runs the loop: one of several gets its slice of each batch.
 
@@ -93,8 +97,7 @@ class DataLoader(RemoteComponent):
         rows = len(self._dataset)
         if rows == 0:
             raise DataError("The data loader's dataset has 0 rows, so the epoch has no step. Check what `filter`, "
-                            "`on_bad_row=\"skip\"` or "
-                            "truncation left out.")
+                            "`on_bad_row=\"skip\"` or truncation left out.")
         if self._has_begun or self._rows_done >= rows:
             self._epoch, self._rows_done = self._epoch + 1, 0
         self._has_begun = True
@@ -103,26 +106,26 @@ class DataLoader(RemoteComponent):
         if self._mesh is not None and world_size > 1:
             parts = [slice_of(batch, self._mesh.data_rank(rank), self._mesh.data_world_size) for batch in parts]
         self._close_source()
+        self._loop += 1
         self._source = Source(functools.partial(items_of, self._dataset), parts, num_workers=self._num_workers)
-        return {"number": self._epoch, "steps": -(-rows // self._batch_size), "done": -(-self._rows_done // self._batch_size),
-                "progress": self._progress}
+        return {"loop": self._loop, "number": self._epoch, "steps": -(-rows // self._batch_size),
+                "done": -(-self._rows_done // self._batch_size), "progress": self._progress}
 
     @remote_function(execute="first")
-    def next_batch(self, epoch: int) -> list[InputFeature] | None:
-        """Return the next batch of `epoch`, or None at its end. The position moves on: a batch that was given counts as done."""
-        if epoch != self._epoch or self._source is None:
-            raise ModeError(f"This loop over epoch {epoch} of a data loader was ended by another one. A loader has one position; "
-                            "build a "
-                            "second loader for a second loop at the same time.")
+    def next_batch(self, loop: int) -> list[InputFeature] | None:
+        """Return the next batch of a loop, or None at its end. The position moves on: a batch that was given counts as done."""
+        if loop != self._loop or self._source is None:
+            raise ModeError("This loop over a data loader was ended by another one. A loader has one position; "
+                            "build a second loader for a second loop at the same time.")
         batch = self._source.next()
         if batch is not None:
             self._rows_done = min(self._rows_done + self._batch_size, len(self._dataset))
         return cast("list[InputFeature] | None", batch)
 
     @remote_function(execute="first")
-    def end_epoch(self, epoch: int) -> None:
-        """Stop fetching for `epoch`, if it is still the present one. What `for` calls last, also after `break`."""
-        if epoch == self._epoch:
+    def end_epoch(self, loop: int) -> None:
+        """Stop fetching for a loop, if it is still the latest. What `for` calls last, also after `break`."""
+        if loop == self._loop:
             self._close_source()
 
     @remote_function(execute="first")
@@ -173,11 +176,8 @@ class DataLoader(RemoteComponent):
 def _check_arguments(dataset: Any, batch_size: Any, shuffle: Any, seed: Any, num_workers: Any) -> None:
     if not (hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")) or isinstance(dataset, str | bytes | dict):
         raise ArgumentTypeError(f"`DataLoader(dataset=)` got a {type(dataset).__name__}. Pass a `Dataset`, a list of features, or "
-                                "an object "
-                                "with `__len__` and `__getitem__`.")
+                                "an object with `__len__` and `__getitem__`.")
     for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0), ("seed", seed, 0)):
-        if name == "seed" and value is None:
-            continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ArgumentError(f"`DataLoader({name}={value!r})`: use an integer >= {least}.")
     if not isinstance(shuffle, bool):

@@ -24,7 +24,8 @@ _FIELDS = {"fingerprint": dict, "epoch": int, "rows": int}
 
 def register(loader: "DataLoader") -> None:
     """Add a loader to those of the session. It is forgotten when nobody else holds it."""
-    session.current().state.setdefault(_KEY, []).append(weakref.ref(loader))
+    references = session.current().state.setdefault(_KEY, [])
+    references[:] = [reference for reference in references if reference() is not None] + [weakref.ref(loader)]
 
 
 def live_loaders() -> "list[DataLoader]":
@@ -50,8 +51,7 @@ def read_state(checkpoint: Path, loader: "DataLoader") -> dict[str, Any]:
     except FileNotFoundError as error:
         what = "holds no data position" if checkpoint.is_dir() else "is not a folder"
         raise CheckpointError(f"`{checkpoint}` {what} (`{STATE_FILE}`). Save with `with_optimizer=True`, and pass the path that "
-                              "`save` or "
-                              "`model.resume_from_checkpoint` returned.") from error
+                              "`save` or `model.resume_from_checkpoint` returned.") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"`{path}` cannot be read: {error}. The checkpoint is damaged; resume from another one.") from error
     if not isinstance(states, list):
@@ -70,20 +70,17 @@ def _matching(states: list[dict[str, Any]], loader: "DataLoader", path: Path) ->
         return found[place]
     if found:
         raise CheckpointError(f"`{path}` holds {len(found)} positions of a data loader with {show(own)}, but this is number "
-                              f"{place + 1} of "
-                              "that kind in this run. Build the loaders as the saved run did.")
+                              f"{place + 1} of that kind in this run. Build the loaders as the saved run did.")
     saved = "; ".join(show(state["fingerprint"]) for state in states) or "none"
     raise CheckpointError(f"This data loader has {show(own)}; `{path}` holds positions for: {saved}. Build dataset and loader as "
-                          "the saved run "
-                          "did.")
+                          "the saved run did.")
 
 
 def check_state(state: Any, *, where: str) -> None:
     """Raise `CheckpointError` unless `state` is what `get_state` returns."""
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{where} holds a {type(state).__name__} where the state of a data loader belongs. Pass what "
-                              "`get_state` "
-                              "returned.")
+                              "`get_state` returned.")
     for name, kind in _FIELDS.items():
         if not isinstance(state.get(name), kind):
             raise CheckpointError(f"{where}: the state of a data loader has `{name}` of type {kind.__name__}, this one has "

@@ -29,9 +29,17 @@ class Source:
         """Return the next batch, or None at the end. Raises: what fetching raises, at the batch that it concerns."""
         if self._threads is None:
             return self._fetch(self._rest.popleft()) if self._rest else None
+        self._submit()
+        if not self._waiting:
+            return None
+        first = self._waiting.popleft()
+        self._submit()  # so that the threads work while the loop uses this batch
+        return first.result()
+
+    def _submit(self) -> None:
+        assert self._threads is not None, "only called with threads"
         while self._rest and len(self._waiting) < self._room:
             self._waiting.append(self._threads.submit(self._fetch, self._rest.popleft()))
-        return self._waiting.popleft().result() if self._waiting else None
 
     def close(self) -> None:
         """Stop the threads; what they have fetched is discarded."""

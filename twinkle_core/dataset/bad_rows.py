@@ -50,8 +50,7 @@ class Tally:
         lines: list[str] = []
         if self.dropped:
             lines.append(f"{self.dropped} of {self.seen} rows were dropped by truncation (`max_length`, `truncation_strategy`): "
-                         "nothing was "
-                         "left to train on")
+                         "nothing was left to train on")
         if self.skipped:
             lines.append(f"{self.skipped.total()} of {self.seen} rows were skipped (`on_bad_row=\"skip\"`):")
             lines += [f"  {count} x {reason} (first: {self.examples[reason]})"

@@ -6,8 +6,10 @@ the library's cache. What a layout means is left to `layouts`, what becomes of a
 the `DataLoader`.
 """
 
+import bisect
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +38,14 @@ class Dataset(RemoteComponent):
 
     def __init__(
         self,
-        dataset_meta: DatasetMeta | str | None = None,
+        dataset_meta: DatasetMeta | str | os.PathLike[str] | None = None,
         remote_group: str | None = None,
         device_mesh: DeviceMesh | None = None,
     ) -> None:
         """Read the rows.
 
         Args:
-            dataset_meta: which rows; a path or hub id as text is short for `DatasetMeta(text)`. None: none yet, see `add_dataset`.
+            dataset_meta: which rows; a path or hub id is short for `DatasetMeta(text)`. None: none yet, see `add_dataset`.
             remote_group: where the dataset lives; None: in this process.
             device_mesh: arrangement of that group's ranks.
 
@@ -63,10 +65,10 @@ class Dataset(RemoteComponent):
         self._template = resolve_template(template, options)
 
     @remote_function()
-    def add_dataset(self, dataset_meta: DatasetMeta | str) -> None:
+    def add_dataset(self, dataset_meta: DatasetMeta | str | os.PathLike[str]) -> None:
         """Add rows after those there are. Raises: as the constructor; `ModeError` after `encode`."""
-        if isinstance(dataset_meta, str):
-            dataset_meta = DatasetMeta(dataset_meta)
+        if isinstance(dataset_meta, str | os.PathLike):
+            dataset_meta = DatasetMeta(str(dataset_meta))
         if not isinstance(dataset_meta, DatasetMeta):
             raise ArgumentTypeError(f"`dataset_meta` is a {type(dataset_meta).__name__}. Pass a `DatasetMeta`, a path or a hub id.")
         self._check_not_encoded("add_dataset")
@@ -188,6 +190,11 @@ class Dataset(RemoteComponent):
     def __len__(self) -> int:
         """The number of rows."""
         return sum(len(part) for part in self._parts)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows, fetching many at a time."""
+        for start in range(0, len(self), tables.CHUNK_ROWS):
+            yield from self[start:start + tables.CHUNK_ROWS]
 
     @remote_function(execute="first")
     def __getitem__(self, key: int | slice) -> Any:
@@ -332,8 +339,6 @@ def _batches(part: "datasets.Dataset") -> Any:
 
 
 def _part_at(bounds: Sequence[int], position: int) -> int:
-    import bisect
-
     return bisect.bisect_right(bounds, position) - 1
 
 

@@ -70,8 +70,7 @@ class Encoder:
                 continue
             if len(chosen) > 1 or len(rejected) > 1:
                 raise DataError(f"In {positions.of(index)} truncation split an answer of a preference row, whose two answers "
-                                "belong "
-                                "together. Use another `truncation_strategy` than \"split\".")
+                                "belong together. Use another `truncation_strategy` than \"split\".")
             if chosen and rejected:
                 kept.append((example.get("user_data"), chosen[0], rejected[0]))
             else:

@@ -79,8 +79,7 @@ def find_layout(columns: Sequence[str]) -> Layout:
             return layout
     known = "; ".join(f"{layout.name} ({', '.join(layout.required)})" for layout in LAYOUTS)
     raise DataError(f"The columns {listing(columns)} are no layout that is known. Known: {known}. Turn the rows into `messages` "
-                    "with "
-                    "`dataset.map(function)`.")
+                    "with `dataset.map(function)`.")
 
 
 def _user_data(value: Any) -> dict[str, Any]:
@@ -195,7 +194,9 @@ def _from_conversations(column: str) -> Callable[[Mapping[str, Any]], Trajectory
 
 def _from_query(row: Mapping[str, Any]) -> Trajectory:
     messages: list[Message] = []
-    history: Sequence[Any] = row.get("history") or ()
+    history: Any = row.get("history") or ()
+    if isinstance(history, str) or not isinstance(history, Sequence):
+        raise DataError(f"the column `history` holds a {type(history).__name__}. Use a list of [query, response] pairs.")
     for index, turn in enumerate(history):
         if isinstance(turn, Mapping):
             messages.append(_message(turn, f"`history[{index}]`"))

@@ -37,8 +37,7 @@ class DatasetMeta:
         if self.dataset_id is not None and not isinstance(self.dataset_id, str):
             if not hasattr(self.dataset_id, "__fspath__"):
                 raise ArgumentTypeError(f"`dataset_id` is a {type(self.dataset_id).__name__}. Use a path or hub id as text; rows "
-                                        "in "
-                                        "memory go to `data`.")
+                                        "in memory go to `data`.")
             object.__setattr__(self, "dataset_id", str(self.dataset_id))
         if isinstance(self.data, str | bytes | Mapping) or (self.data is not None and not isinstance(self.data, Iterable)):
             raise ArgumentTypeError(f"`DatasetMeta(data=)` got a {type(self.data).__name__}. Pass a list of dicts, one a row.")
@@ -48,8 +47,7 @@ class DatasetMeta:
                 raise ArgumentTypeError(f"`DatasetMeta({name}={value!r})`: use a name as text, or leave it out.")
         if isinstance(self.data_slice, bool) or not isinstance(self.data_slice, range | slice | list | int | None):
             raise ArgumentTypeError(f"`data_slice={self.data_slice!r}` is a {type(self.data_slice).__name__}. Use a range, a "
-                                    "slice, "
-                                    "a list of row numbers, or a count.")
+                                    "slice, a list of row numbers, or a count.")
 
     def __str__(self) -> str:
         subset = f" subset {self.subset_name}" if self.subset_name else ""

@@ -24,6 +24,7 @@ def mix(
 
     Raises: `ArgumentError` for probabilities that do not fit; `DataError` for parts whose rows are of different kinds.
     """
+    check_seed(seed)
     if strategy not in get_args(StoppingStrategy):
         raise ArgumentError(f"`stopping_strategy={strategy!r}`: use one of {listing(get_args(StoppingStrategy))}.")
     if probabilities is not None:
@@ -38,13 +39,19 @@ def mix(
     return tables.as_part(library.interleave_datasets(aligned, probabilities=weights, seed=seed, stopping_strategy=strategy))
 
 
+def check_seed(seed: object) -> None:
+    """Raise `ArgumentError` unless `seed` can seed a generator of numpy."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ArgumentError(f"`seed={seed!r}`: use an integer >= 0.")
+
+
 def _check_probabilities(probabilities: Sequence[float], parts: int, interleave: bool) -> None:
     if not interleave:
         raise ArgumentError("`probabilities` draw the part of each row, which `interleave=False` does not do. Leave one of them "
                             "out.")
-    if len(probabilities) != parts or min(probabilities) < 0 or abs(sum(probabilities) - 1) > 1e-6:
-        raise ArgumentError(f"`probabilities={list(probabilities)}`: use {parts} numbers >= 0, one for each dataset added, with "
-                            "the sum 1.")
+    if len(probabilities) != parts or min(probabilities) <= 0 or abs(sum(probabilities) - 1) > 1e-6:
+        raise ArgumentError(f"`probabilities={list(probabilities)}`: use {parts} numbers > 0, one for each dataset added, with the "
+                            "sum 1. Do not add a dataset that is never drawn.")
 
 
 def _aligned(parts: Sequence["datasets.Dataset"]) -> list["datasets.Dataset"]:
@@ -53,8 +60,7 @@ def _aligned(parts: Sequence["datasets.Dataset"]) -> list["datasets.Dataset"]:
     if any(other != columns[0] for other in columns[1:]):
         kinds = "; ".join(f"({', '.join(sorted(names))})" for names in columns)
         raise DataError(f"The datasets to mix have different columns: {kinds}. Bring them into one shape with `map`, or call "
-                        "`encode` "
-                        "before `mix_dataset`.")
+                        "`encode` before `mix_dataset`.")
     whole = tables.join([tables.arrow_rows(part, slice(None)) for part in parts])
     ends, aligned = 0, []
     for part in parts:
@@ -67,6 +73,7 @@ def split_positions(length: int, test_size: float | int, seed: int) -> tuple[lis
     """Return the row numbers of the two halves of a split, each in order. Raises: `ArgumentError` if one would be empty."""
     import numpy as np
 
+    check_seed(seed)
     is_fraction = isinstance(test_size, float)
     if isinstance(test_size, bool) or not isinstance(test_size, int | float) or not 0 < test_size < (1 if is_fraction else length):
         raise ArgumentError(f"`test_size={test_size!r}`: use a fraction between 0 and 1, or a count from 1 to {length - 1} "

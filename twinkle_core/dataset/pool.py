@@ -5,6 +5,7 @@ that is how the platform starts processes, else pickled.
 """
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -49,6 +50,7 @@ def over_batches(
 
 def _start(part: Any, function: Any, first_row: int) -> None:
     global _job
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends its processes without their tracebacks
     _job = (part, function, first_row)
 
 

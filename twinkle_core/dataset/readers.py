@@ -92,8 +92,7 @@ def _csv_rows(reader: Any, name: str) -> Iterator[Row]:
                 continue
             if len(cells) != len(columns):
                 raise DataError(f"{where} has {len(cells)} cells, but the header names {len(columns)} columns: {columns}. Quote "
-                                "cells "
-                                "that hold the separator, a quote or a line break.")
+                                "cells that hold the separator, a quote or a line break.")
             yield dict(zip(columns, cells, strict=True)), where
     except csv.Error as error:
         raise DataError(f"{name}:{reader.line_num} is not valid CSV: {error}. Quote cells that hold the separator, a quote or a "

@@ -28,7 +28,7 @@ class HuggingFaceHub(Hub):
         try:
             folder = Path(client.snapshot_download(
                 repo_id, repo_type=kind, revision=revision, local_files_only=True, cache_dir=client.constants.HF_HUB_CACHE,
-                **_choice(kind, patterns)))
+                **_choice(kind, patterns, service.MODEL_ESSENTIALS)))
         except LocalEntryNotFoundError:
             return None
         return None if what_is_missing(folder, kind=kind, patterns=patterns) else folder
@@ -45,7 +45,7 @@ class HuggingFaceHub(Hub):
         try:
             folder = Path(client.snapshot_download(
                 repo_id, repo_type=kind, revision=revision, endpoint=endpoint, cache_dir=client.constants.HF_HUB_CACHE,
-                **_choice(kind, patterns)))
+                **_choice(kind, patterns, service.MODEL_PATTERNS)))
         except Exception as error:  # the boundary to the client, which lets errors of httpx through
             raise _translated(error, what, repo_id, revision, endpoint) from error
         missing = "" if patterns else what_is_missing(folder, kind=kind)
@@ -93,10 +93,10 @@ def _why_unreachable(timeout_s: float = service.REACH_TIMEOUT_S) -> str:
     return service.why_unreachable(constants.ENDPOINT, timeout_s)
 
 
-def _choice(kind: Kind, patterns: Sequence[str]) -> dict[str, list[str] | None]:
+def _choice(kind: Kind, patterns: Sequence[str], of_a_model: Sequence[str]) -> dict[str, list[str] | None]:
     if patterns or kind == "dataset":
         return {"allow_patterns": list(patterns) or None, "ignore_patterns": None}
-    return {"allow_patterns": list(service.MODEL_PATTERNS), "ignore_patterns": list(service.MODEL_IGNORED)}
+    return {"allow_patterns": list(of_a_model), "ignore_patterns": list(service.MODEL_IGNORED)}
 
 
 def _translated(error: Exception, what: str, repo_id: str, revision: str | None, endpoint: str) -> HubError:

@@ -3,19 +3,25 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 Kind = Literal["model", "dataset"]
 
 
 class Hub(ABC):
-    """A service, cache or package that turns an id into a folder on disk. Its registered name is the URI scheme."""
+    """A service, cache or package that turns an id into a folder on disk. Its registered name is the URI scheme.
+
+    Attributes:
+        is_remote: whether it brings what strangers wrote, so that trust in code is asked for before weights are fetched.
+    """
+
+    is_remote: ClassVar[bool] = True
 
     @abstractmethod
     def find_cached(self, repo_id: str, *, kind: Kind, revision: str | None = None, patterns: Sequence[str] = ()) -> Path | None:
         """Return the folder that holds `repo_id` already, complete, without a request; else None.
 
-        `patterns`: file patterns that are enough, e.g. those of a tokenizer; none means everything.
+        `patterns`: file patterns that are enough, e.g. those of a tokenizer; a file must match the first. None means everything.
         """
 
     @abstractmethod

@@ -13,6 +13,8 @@ from twinkle_core.hub.interface import Hub, Kind
 class LocalHub(Hub):
     """Paths: absolute, relative to the working directory, or from the home folder (`~`). There are no revisions."""
 
+    is_remote = False
+
     def find_cached(self, repo_id: str, *, kind: Kind, revision: str | None = None, patterns: Sequence[str] = ()) -> Path | None:
         """Return the folder or file if it exists and no part of it is missing."""
         path = _expand(repo_id)

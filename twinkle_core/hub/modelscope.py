@@ -76,7 +76,7 @@ class ModelScopeHub(Hub):
         try:
             with contextlib.suppress(errors.AlreadyExistsError):
                 api.create_repo(repo_id, kind, visibility="private" if private else "public")
-            api.upload_folder(repo_id, kind, folder)
+            api.upload_folder(repo_id, kind, folder, use_cache=False)  # its tracker would lie in `folder`
         except (errors.HubError, requests.RequestException, OSError) as error:
             raise service.upload_failed(what, endpoint=endpoint, error=error, login=_LOGIN) from error
         return f"ms://{repo_id}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from twinkle_core import registry, settings
-from twinkle_core.errors import ArgumentError, ArgumentTypeError, HubError, ModelError
+from twinkle_core.errors import ArgumentError, ArgumentTypeError, HubError, MissingExtraError, ModelError
 from twinkle_core.hub.interface import Hub, Kind
 from twinkle_core.hub.local import exists
 
@@ -82,8 +82,9 @@ def resolve_model(
         return _locate(hub, location, "model", revision, TOKENIZER_PATTERNS)
     folder = hub.find_cached(location.repo_id, kind="model", revision=revision)
     if folder is None:
-        config = _locate(hub, location, "model", revision, ("config.json",))
-        check_trust(config, model_id, trust_remote_code=trust_remote_code)
+        if hub.is_remote:
+            config = _locate(hub, location, "model", revision, ("config.json",))
+            check_trust(config, model_id, trust_remote_code=trust_remote_code)
         folder = hub.fetch(location.repo_id, kind="model", revision=revision)
     check_trust(folder, model_id, trust_remote_code=trust_remote_code)
     return folder
@@ -114,7 +115,8 @@ def check_trust(folder: Path, model_id: str, *, trust_remote_code: bool | None =
     config = _read_config(folder / "config.json")
     if not config.get("auto_map") or _is_known_to_transformers(str(config.get("model_type"))):
         return
-    files = sorted({str(target).split("--")[-1].split(".")[0] + ".py" for target in config["auto_map"].values() if target})
+    targets = (target for value in config["auto_map"].values() for target in (value if isinstance(value, list) else [value]))
+    files = sorted({str(target).split("--")[-1].split(".")[0] + ".py" for target in targets if target})
     raise ModelError(
         f"`{model_id}` (model type `{config.get('model_type')}`) can only be loaded by running code that ships with it "
         f"({', '.join(f'`{name}`' for name in files)}). Read that code first; if you trust it, pass trust_remote_code=True or set "
@@ -132,8 +134,11 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _is_known_to_transformers(model_type: str) -> bool:
-    from transformers import CONFIG_MAPPING
-
+    try:
+        from transformers import CONFIG_MAPPING
+    except ImportError as error:
+        raise MissingExtraError("Reading the configuration of a model needs the package `transformers`, which is not installed. "
+                                "Run: pip install 'twinkle-core[data]'") from error
     return model_type in CONFIG_MAPPING
 
 

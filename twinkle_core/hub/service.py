@@ -12,6 +12,11 @@ from twinkle_core.hub.interface import Kind
 
 MODEL_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """What a model is made of. Pickled weights are left out: loading them runs code."""
+MODEL_ESSENTIALS = (
+    "config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab.*", "merges.txt", "*.tiktoken",
+    "chat_template*", "*.py",
+)
+"""What of them must be there for a cached model to be used as it is; other tools fetch no more than they need."""
 MODEL_IGNORED = ("original/*", "consolidated*", "onnx/*", "openvino/*", "metal/*")
 """Second copies of the weights in other layouts, up to as large as the model itself."""
 REACH_TIMEOUT_S = 3.0
@@ -90,8 +95,8 @@ def not_found(what: str, *, endpoint: str, revision: str | None, login: str) -> 
 
 def hidden(what: str, *, endpoint: str, login: str) -> HubError:
     """Return the error of a service that answers 401 both for what does not exist and for what is private."""
-    return HubError(f"{endpoint} shows no {what} to who is not logged in: it does not exist, or is private. Check the spelling; if it "
-                    f"is private, log in: {login}.")
+    return HubError(f"{endpoint} shows no {what} to who is not logged in: it does not exist, or is private. Check the spelling; if "
+                    f"it is private, log in: {login}.")
 
 
 def no_access(what: str, *, endpoint: str, login: str, page: str) -> HubError:
@@ -109,8 +114,8 @@ def interrupted(what: str, *, endpoint: str, error: BaseException) -> HubError:
 def incomplete(what: str, *, endpoint: str, folder: object, missing: str) -> HubError:
     """Return the error for a repository that was fetched and is not usable."""
     return HubError(f"{endpoint} was asked for the {what}, and what it holds is not complete: {missing} in {folder}. Twinkle "
-                    "fetches weights in safetensors files only. Choose another repository or revision, or delete that folder and run "
-                    "again.")
+                    "fetches weights in safetensors files only. Choose another repository or revision, or delete that folder and "
+                    "run again.")
 
 
 def no_upload(what: str, *, endpoint: str, reason: str, switch: str) -> HubError:

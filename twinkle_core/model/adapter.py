@@ -138,9 +138,10 @@ class AdapterState:
         for metric in self.metrics if is_training else self.eval_metrics:
             metric.accumulate(result.outputs.detached(), batch.targets_BT, **batch.loss_inputs)
 
-    def discard_gradients(self) -> None:
-        """Forget the gradients held and begin a new window."""
+    def discard_gradients(self, *, keep_forward: bool = False) -> None:
+        """Forget the gradients held and begin a new window. `keep_forward`: a `forward` may still get its backward pass."""
         for parameter in self.parameters.values():
             parameter.grad = None
         self.micro_steps, self.grad_count, self.rows = 0, 0.0, []
-        self.pending = None
+        if not keep_forward:
+            self.pending = None

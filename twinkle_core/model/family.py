@@ -13,11 +13,9 @@ class ModelFamily:
         block_classes: names of the classes of its layers, for sharding and activation checkpointing.
         tensor_plan: parameter pattern -> style, where transformers has none.
         has_recurrent_layers: whether state runs from token to token, so that rows cannot be packed.
-        patches: names of patches that the family needs, for `apply_patch`.
     """
 
     template: str
     block_classes: tuple[str, ...] = ()
     tensor_plan: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     has_recurrent_layers: bool = False
-    patches: tuple[str, ...] = ()

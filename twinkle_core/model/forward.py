@@ -59,7 +59,7 @@ class ModuleRunner:
 
         Raises: `ModelError` if the loss returns something else than (sum, count).
         """
-        self._set_mode(training=training)
+        self.set_mode(training=training)
         with torch.set_grad_enabled(training), self._precision.autocast():
             outputs = self._outputs(batch, loss, scale=scale)
             value, count = self._apply(loss, outputs, batch)
@@ -77,7 +77,8 @@ class ModuleRunner:
         """Return the last hidden states [R, L, D], after the final norm."""
         return self.module.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
 
-    def _set_mode(self, *, training: bool) -> None:
+    def set_mode(self, *, training: bool) -> None:
+        """Turn dropout on or off. The backward pass must see the mode of its forward pass where activations are computed again."""
         if self._is_training is not training:
             self.module.train(training)
             self._is_training = training
@@ -86,6 +87,9 @@ class ModuleRunner:
         shape = batch.targets_BT.shape
         if self._head_is_linear is None:
             self._head_is_linear = self._probe_head(batch.input_ids_RL.device)
+            if getattr(self.module.config.get_text_config(), "output_router_logits", False):
+                self.say_once("`output_router_logits` is set in the model's configuration, but the auxiliary loss of the router is "
+                              "not added to the loss here.")
         if not self._head_is_linear:
             logits_rlv = self.module(input_ids=batch.input_ids_RL, position_ids=batch.position_ids_RL, use_cache=False).logits
             return _from_logits(logits_rlv.flatten(0, 1).index_select(0, batch.source_N), batch, keep=loss.requires_logits)

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, cast
 import torch
 
 CHUNK_ELEMENTS = 2 ** 25
-"""Logits held at once: 128 MiB in fp32. Measured on 2 cores: chunks of 64 rows cost 4 % of the head's time, of 200 rows 1 %."""
+"""Logits held at once: 128 MiB in fp32, small beside the gradient of a large head, and still 220 rows for a vocabulary of 152k, so
+that the matrix products are efficient."""
 
 Gradients = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 

@@ -5,9 +5,12 @@ setting is the wrong one.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from twinkle_core.errors import CheckpointError
 from twinkle_core.model.layout import ADAPTER_CONFIG, Shapes
@@ -18,6 +21,7 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 _ADAPTER_FIELDS = ("peft_type", "r", "lora_alpha", "target_modules", "target_parameters", "layers_to_transform", "rank_pattern",
                    "alpha_pattern", "modules_to_save", "bias", "lora_bias", "use_rslora", "use_dora", "fan_in_fan_out")
 _SHOWN = 3
+_SAMPLES = 32
 
 
 def describe_model(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,6 +44,22 @@ def describe_adapter(config: Mapping[str, Any]) -> dict[str, Any]:
 def read_adapter(folder: Path) -> dict[str, Any]:
     """Return what `adapter_config.json` in `folder` says. Raises: `CheckpointError`."""
     return describe_adapter(_read_json(folder / ADAPTER_CONFIG))
+
+
+def sample_weights(weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return the middle element of up to 32 of the matrices, by name: what tells one model from another of the same sizes."""
+    matrices = sorted(name for name, tensor in weights.items() if tensor.ndim > 1 and tensor.is_floating_point())
+    chosen = matrices[::max(1, len(matrices) // _SAMPLES)][:_SAMPLES]
+    if not chosen:
+        return {}
+    middle = [weights[name].detach().reshape(-1)[weights[name].numel() // 2].float() for name in chosen]
+    return dict(zip(chosen, torch.stack(middle).tolist(), strict=True))
+
+
+def differs(saved: Mapping[str, float], present: Mapping[str, float]) -> bool:
+    """Return whether two samples are of different weights, and not of the same in another dtype."""
+    return any(not math.isclose(value, present[name], rel_tol=2**-7, abs_tol=1e-6)  # bf16 has 8 bits
+               for name, value in saved.items() if name in present)
 
 
 def check_model(folder: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:

@@ -26,8 +26,12 @@ def features_of(inputs: Any, state: AdapterState) -> list[Any]:
     if state.template is None:
         raise ModelError(f"inputs[{places[0]}] is a conversation, and the model has no template to tokenise it. Call "
                          "`set_template(...)`, or encode it first.")
-    for place, feature in zip(places, state.template.batch_encode([items[place] for place in places]), strict=True):
-        items[place] = feature
+    for place, features in zip(places, state.template.batch_encode([items[place] for place in places]), strict=True):
+        if len(features) != 1:
+            raise DataError(f"inputs[{place}] became {len(features)} features: the template's truncation "
+                            f"{'split' if features else 'dropped'} it. Here each input is one sequence; use "
+                            "`truncation_strategy=\"left\"` or `\"right\"`, or encode it before with `Dataset.encode()`.")
+        items[place] = features[0]
     return items
 
 

@@ -168,8 +168,8 @@ class TrainableModel(RemoteComponent):
 
     @remote_function()
     @abstractmethod
-    def apply_patch(self, patch: str | Callable[[Any], None]) -> None:
-        """Change the underlying module in place by a function of it, or a patch of its family by name."""
+    def apply_patch(self, patch: Callable[[Any], None]) -> None:
+        """Change the underlying module in place by a function of it."""
 
     @remote_function(execute="first")
     @abstractmethod

@@ -196,7 +196,8 @@ def _write_config(folder: Path, module: PreTrainedModel, source: Path | None, *,
     if values.get("model_type") in (None, module.config.model_type):
         config = copy.deepcopy(module.config)
         config.architectures = [type(module).__name__]
-        values = config.to_dict()
+        config.save_pretrained(folder)
+        values = json.loads((folder / "config.json").read_text("utf-8"))
     parts = [values, *(values[key] for key in ("text_config",) if isinstance(values.get(key), dict))]
     for part in parts:
         part.pop("torch_dtype", None)

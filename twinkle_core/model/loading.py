@@ -4,6 +4,7 @@ Where the files come from is the hub's business; what is trained of the model, a
 """
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ def load_pretrained(
         ModelError: it is no causal language model, or its files do not hold all of its weights.
     """
     transformers = _import_transformers()
+    _leave_out_kernel_advice()
     folder = resolve_model(model_id, trust_remote_code=trust_remote_code)
     trusted = settings.trust_remote_code() if trust_remote_code is None else trust_remote_code
     options: dict[str, Any] = {"dtype": "auto" if dtype is None else dtype, "trust_remote_code": trusted, "local_files_only": True}
@@ -91,14 +93,26 @@ def _import_transformers() -> Any:
 
 @contextlib.contextmanager
 def _without_progress_bar(transformers: Any) -> Iterator[None]:
-    logging = transformers.utils.logging
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    switch = transformers.utils.logging
+    was_enabled = switch.is_progress_bar_enabled()
+    switch.disable_progress_bar()
     try:
         yield
     finally:
         if was_enabled:
-            logging.enable_progress_bar()
+            switch.enable_progress_bar()
+
+
+def _leave_out_kernel_advice() -> None:
+    """Keep transformers from advising GPU kernels on a machine without a GPU, where its reference implementation is all there is."""
+    import torch
+
+    if not torch.cuda.is_available():
+        logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_no_kernel_advice)
+
+
+def _is_no_kernel_advice(record: logging.LogRecord) -> bool:
+    return "falling back to its reference PyTorch implementation" not in record.getMessage()
 
 
 def _check_complete(model_id: str, folder: Any, info: Any) -> None:

@@ -31,8 +31,8 @@ def lora_config(config: Any) -> LoraConfig:
         except (ValueError, TypeError) as error:
             raise ArgumentError(f"peft refuses this LoRA configuration: {error} Change the value, or leave it out.") from error
     if not isinstance(config, LoraConfig):
-        raise ArgumentTypeError(f"The adapter's config is a {type(config).__name__}. Pass a peft `LoraConfig`, or a dict of its "
-                                "fields such as {\"r\": 8, \"lora_alpha\": 16, \"target_modules\": \"all-linear\"}.")
+        raise ArgumentTypeError(f"The adapter's config is of type `{type(config).__name__}`. Pass a peft `LoraConfig`, or a dict "
+                                "of its fields such as {\"r\": 8, \"lora_alpha\": 16, \"target_modules\": \"all-linear\"}.")
     return dataclasses.replace(config) if dataclasses.is_dataclass(config) else config
 
 
@@ -76,7 +76,11 @@ class LoraAdapters:
             layer.cast_input_dtype_enabled = False  # pyright: ignore - autocast does it where dtypes differ; peft would go through fp32 first
         self._active = None
         self.activate(name)
-        return self.parameters(name)
+        parameters = self.parameters(name)
+        for parameter in parameters.values():
+            if parameter.dtype in (torch.bfloat16, torch.float16):  # as the layers around it; too coarse to take small steps
+                parameter.data = parameter.data.float()
+        return parameters
 
     def parameters(self, name: str) -> dict[str, torch.nn.Parameter]:
         """Return name in the module -> parameter, of exactly this adapter."""

@@ -18,16 +18,17 @@ _TOLERANCE = 1e-3
 def check_packing(runner: "ModuleRunner") -> None:
     """Raise `ModelError` unless sequences that share a row do not see each other.
 
-    Recurrent layers are known by family or configuration; beyond that two short sequences are run packed and singly, in fp32.
+    Recurrent layers are known by family or configuration; beyond that two short sequences are run packed and singly, unless the
+    weights have 16 bits.
     """
     config = runner.module.config.get_text_config()
     reason = recurrent_reason(config)
-    if reason is None and next(runner.module.parameters()).dtype == torch.float32:
+    if reason is None and next(runner.module.parameters()).dtype in (torch.float32, torch.float64):
         reason = _leak(runner)
     if reason is not None:
         name = type(runner.module).__name__
         raise ModelError(f"`packing=True`: sequences in one row of `{name}` would see each other: {reason}. Leave "
-                         " `packing` out; `micro_batch_size=` and rows of similar length also save padding.")
+                         "`packing` out; `micro_batch_size=` and rows of similar length also save padding.")
 
 
 def recurrent_reason(config: Any) -> str | None:

@@ -54,7 +54,7 @@ class Precision:
     ) -> None:
         self.dtype, self.mixed_precision, self.device_type = dtype, mixed_precision, device_type
         self._module = module
-        self._loaded: dict[str, torch.dtype] = {}
+        self._loaded: list[tuple[torch.nn.Parameter, torch.dtype]] = []
         self.arithmetic = weights_dtype(module)
         self._autocast = False
 
@@ -69,10 +69,9 @@ class Precision:
         if self.mixed_precision == "no" and self.dtype is None:
             self._widen()
         elif self._loaded:
-            for name, parameter in self._module.named_parameters():
-                if name in self._loaded:
-                    parameter.data = parameter.data.to(self._loaded[name])
-            self._loaded = {}
+            for parameter, dtype in self._loaded:
+                parameter.data = parameter.data.to(dtype)
+            self._loaded = []
         self._settle(weights_dtype(self._module))
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -87,7 +86,7 @@ class Precision:
 
     def keep_widened(self) -> None:
         """Forget the checkpoint's dtypes: the weights have been trained, and rounding them would lose that."""
-        self._loaded = {}
+        self._loaded = []
 
     def _settle(self, weights: torch.dtype) -> None:
         self.arithmetic = MIXED.get(self.mixed_precision or "no", weights)
@@ -96,9 +95,9 @@ class Precision:
 
     def _widen(self) -> None:
         """Make 16-bit weights fp32 in place, so that ties and references stay. Buffers keep their dtype."""
-        for name, parameter in self._module.named_parameters():
+        for parameter in self._module.parameters():
             if parameter.dtype in MIXED.values():
-                self._loaded[name] = parameter.dtype
+                self._loaded.append((parameter, parameter.dtype))
                 parameter.data = parameter.data.float()
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +37,7 @@ def save(
     """Write a checkpoint and return its folder. `TrainableModel.save` documents the arguments."""
     check_name(name)
     check_keep_last(keep_last)
-    state = model._ready(adapter_name)
+    state = model.ready(adapter_name)
     if merge and not state.is_lora:
         raise ArgumentError("`save(merge=True)`: this model has no adapter to merge. Leave `merge` out.")
     if merge and with_optimizer:
@@ -62,7 +63,7 @@ def save(
 
 def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
     """Load weights only: of a Twinkle checkpoint, or of a folder that transformers or peft wrote."""
-    state = model._ready(adapter_name)
+    state = model.ready(adapter_name)
     folder = local_path(path)
     if not folder.is_dir():
         raise CheckpointError(f"`{folder}` is not a folder.{_near(folder)} Pass what `save` returned.")
@@ -70,12 +71,14 @@ def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
         raise CheckpointError(f"`{folder}` holds {len(inside)} checkpoints. Pass one of them, e.g. `{inside[-1][0]}`.")
     manifest = verify(folder) if is_checkpoint(folder) else None
     _check_fits(model, state, folder, manifest)
+    if manifest is not None and (text := _other_base(model, state, folder, manifest)):
+        warnings.warn(f"{text} It is loaded all the same, and may not work as well.", stacklevel=2)
     _apply_weights(model, state, folder)
 
 
 def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str | Literal[False]:
     """Load everything that training needs to go on, and return the checkpoint; False if `path` has none yet."""
-    state = model._ready(adapter_name)
+    state = model.ready(adapter_name)
     folder = _resumable(local_path(path), state)
     if folder is None:
         return False
@@ -87,6 +90,9 @@ def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str |
         raise CheckpointError(f"`{folder}` is of the adapter `{manifest.adapter_name}`, not of `{state.name}`. Resume with "
                               f"`adapter_name={manifest.adapter_name!r}`, or take its weights only: `load`.")
     _check_fits(model, state, folder, manifest)
+    if text := _other_base(model, state, folder, manifest):
+        raise CheckpointError(f"{text} Build the model that it was trained with, or take its weights only: `load`. Nothing was "
+                              "changed.")
     saved = training_state.read(folder, state)
     _apply_weights(model, state, folder)
     training_state.apply(saved, state)
@@ -95,7 +101,7 @@ def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str |
 
 def state_dict(model: "TransformersModel", *, adapter_name: str, merge: bool) -> dict[str, torch.Tensor]:
     """Return name -> a copy on the CPU: the adapter's weights under peft's names, or the model's, merged if asked."""
-    state = model._ready(adapter_name)
+    state = model.ready(adapter_name)
     if state.is_lora and not merge:
         weights = layout.adapter_weights(model.module, state.name)
     else:
@@ -140,8 +146,8 @@ def _resumable(path: Path, state: "AdapterState") -> Path | None:
         return None
     if fitting:
         raise CheckpointError(f"`{path}` holds {listing(p.name for p, _ in fitting)}, saved without optimizer state, so "
-                              "training cannot go on from there exactly. Save with `save(..., with_optimizer=True)`, or take weights "
-                              "only: `load`.")
+                              "training cannot go on from there exactly. Save with `save(..., with_optimizer=True)`, or take the "
+                              "weights of one: `load`.")
     wanted = f"of the adapter `{state.name}`" if state.is_lora else "of the full model"
     raise CheckpointError(f"`{path}` holds checkpoints, but none {wanted}: {listing(p.name for p, _ in found)}. Use another "
                           "folder, or train what was saved there.")
@@ -174,14 +180,25 @@ def _apply_weights(model: "TransformersModel", state: "AdapterState", folder: Pa
         layout.copy_weights(folder, layout.adapter_weights(model.module, state.name))
     else:
         layout.load_model(folder, model.module, plain_weights(model.module))
+        model.precision.keep_widened()  # a LoRA added later must not round what was loaded
     state.discard_gradients()
 
 
 def _identity(model: "TransformersModel", state: "AdapterState") -> dict[str, Any]:
-    values = {"model": identity.describe_model(model.module.config.to_dict())}
+    values: dict[str, Any] = {"model": identity.describe_model(model.module.config.to_dict()), "model_id": model.model_id}
     if state.is_lora:
         values["adapter"] = identity.describe_adapter(model.lora.configs[state.name].to_dict())
+        values["base_samples"] = identity.sample_weights(plain_weights(model.module))
     return values
+
+
+def _other_base(model: "TransformersModel", state: "AdapterState", folder: Path, manifest: Manifest) -> str:
+    """Return what is wrong if an adapter was trained on other weights than the model has, else ""."""
+    saved = manifest.identity.get("base_samples", {})
+    if not state.is_lora or not identity.differs(saved, identity.sample_weights(plain_weights(model.module))):
+        return ""
+    return (f"`{folder}` is an adapter of `{manifest.identity.get('model_id')}`, whose weights are not those of "
+            f"`{model.model_id}`, though the sizes are the same.")
 
 
 def _source(model: "TransformersModel") -> Path | None:

@@ -2,8 +2,8 @@
 
 Both count optimizer steps. `s` is the number of steps taken, `W` `num_warmup_steps`, `T` `num_training_steps`, `m` `min_lr_ratio`;
 each parameter group has its own base learning rate. The numbers for `m = 0` are those of transformers'
-`get_cosine_schedule_with_warmup` and `get_linear_schedule_with_warmup` up to step `T`; after it the rate stays (transformers' cosine
-rises again). Their state is plain numbers, so that a checkpoint keeps
+`get_cosine_schedule_with_warmup` and `get_linear_schedule_with_warmup` up to step `T`; after it the rate stays (transformers'
+cosine rises again). Their state is plain numbers, so that a checkpoint keeps
 it as JSON.
 """
 

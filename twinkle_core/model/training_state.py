@@ -5,6 +5,7 @@ belong to, the rest in JSON. The gradients of an open accumulation window are ke
 same step as one that was not interrupted.
 """
 
+import inspect
 import itertools
 import warnings
 from collections.abc import Mapping
@@ -75,8 +76,9 @@ def read(folder: Path, state: AdapterState) -> SavedTraining:
     scheduler = None if state.scheduler is None else type(state.scheduler).__name__
     _check_class(folder, "scheduler", (values["scheduler"] or {}).get("class"), scheduler, "set_lr_scheduler")
     if (values["scaler"] is None) != (state.scaler is None):
-        raise CheckpointError(f"`{folder}` was trained {'without' if values['scaler'] is None else 'with'} a loss scale (fp16), "
-                              "this model is not. Use the same `mixed_precision` and `dtype`, or take the weights only: `load`.")
+        words = ("without", "with") if values["scaler"] is None else ("with", "without")
+        raise CheckpointError(f"`{folder}` was trained {words[0]} a loss scale (fp16), this model trains {words[1]} one. "
+                              "Use the same `mixed_precision` and `dtype`, or take the weights only: `load`.")
     if unknown := sorted(set(saved.gradients) - set(state.parameters)):
         raise CheckpointError(f"`{source / _GRADIENTS}` has a gradient of `{unknown[0]}`, which this model does not train.")
     return saved
@@ -86,9 +88,14 @@ def apply(saved: SavedTraining, state: AdapterState) -> None:
     """Put a training state that `read` returned into place."""
     state.discard_gradients()
     values = saved.values
+    if other := _other_settings(values, state):
+        warnings.warn(f"Training goes on with what the checkpoint says, not with what this script sets: {'; '.join(other)}. To "
+                      "train with other settings, take the weights only: `load`.", stacklevel=4)
     if values["optimizer"] is not None:
         optimizer = ensure_optimizer(state)
         optimizer.load_state_dict(_optimizer_state(optimizer, values["optimizer"], saved.optimizer, state.parameters))
+    elif state.optimizer is not None:  # saved before the first step
+        state.optimizer.state.clear()
     if state.scheduler is not None:
         state.scheduler.load_state_dict(values["scheduler"]["state"])
     if state.scaler is not None:
@@ -117,11 +124,15 @@ def _optimizer_values(
                "params": [names[id(parameter)] for parameter in group["params"]]} for group in optimizer.param_groups]
     tensors: dict[str, torch.Tensor] = {}
     others: dict[str, dict[str, Any]] = {}
+    seen: set[int] = set()
     for parameter, entry in optimizer.state.items():
         name = names[id(parameter)]
         for key, value in entry.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{name}{_SEPARATOR}{key}"] = value.detach().cpu().contiguous().clone()
+                exact = value.detach().cpu().contiguous()
+                is_shared = exact.data_ptr() in seen  # safetensors refuses two names for one memory
+                tensors[f"{name}{_SEPARATOR}{key}"] = exact.clone() if is_shared else exact
+                seen.add(exact.data_ptr())
             else:
                 others.setdefault(name, {})[key] = value
     return {"class": type(optimizer).__name__, "groups": groups, "others": others}, tensors
@@ -163,6 +174,22 @@ def _check_optimizer(folder: Path, values: dict[str, Any] | None, state: Adapter
                   f"groups of {sizes[0]} parameters, here {sizes[1]}")
         raise CheckpointError(f"The optimizer in `{folder}` has other parameter groups than this script's: {detail}. Build the "
                               "optimizer as the run that saved it did, or take the weights only: `load`.")
+
+
+def _other_settings(values: dict[str, Any], state: AdapterState) -> list[str]:
+    """Return settings of optimizer and scheduler in which the script differs from a checkpoint, for people."""
+    found: list[str] = []
+    if values["optimizer"] is not None:
+        moved = {"params", "initial_lr"} | ({"lr", "betas", "momentum"} if state.scheduler is not None else set())
+        groups = zip(values["optimizer"]["groups"], ensure_optimizer(state).param_groups, strict=True)
+        found += [f"{key}={saved[key]} (script: {present[key]})" for saved, present in groups
+                  for key in saved if key in present and key not in moved and saved[key] != present[key]]
+    if state.scheduler is not None:
+        saved, present = values["scheduler"]["state"], state.scheduler.state_dict()
+        said = set(inspect.signature(type(state.scheduler)).parameters) - {"last_epoch"}
+        found += [f"{key}={saved[key]} (script: {present[key]})" for key in sorted(said & set(saved) & set(present))
+                  if saved[key] != present[key]]
+    return list(dict.fromkeys(found))
 
 
 def _check_class(folder: Path, what: str, saved: str | None, present: str | None, method: str) -> None:

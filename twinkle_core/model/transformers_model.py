@@ -38,7 +38,8 @@ class TransformersModel(TrainableModel):
         model_id: `ms://org/name`, `hf://org/name`, a folder, or another installed hub's URI.
         device_mesh: how the ranks of this model are arranged; None: the run's.
         remote_group: the group of ranks that it lives on, where the mode has groups.
-        dtype: of the weights, e.g. "bfloat16". None: frozen weights as in the checkpoint, trained ones fp32.
+        dtype: of the model's weights, e.g. "bfloat16"; adapters are fp32 (fp64 in an fp64 model). None: frozen weights as in the
+            checkpoint, trained ones fp32.
         device: "cpu", "cuda:0", ...; None: the best there is.
         mixed_precision: dtype of the arithmetic: "no" (fp32), "bf16" or "fp16" (with a loss scale). None: fp32 in full-parameter
             training, the frozen weights' dtype under LoRA.
@@ -88,8 +89,7 @@ class TransformersModel(TrainableModel):
                                    device_type=self.device.partition(":")[0])
         self.lora = LoraAdapters(self.module, device=self.device)
         self._runner = ModuleRunner(self.module, self.precision)
-        trained = {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
-        self._whole = AdapterState(name="", parameters=trained, is_lora=False, processor=InputProcessor(),
+        self._whole = AdapterState(name="", parameters=_trainable(self.module), is_lora=False, processor=InputProcessor(),
                                    gradient_accumulation_steps=gradient_accumulation_steps)
         self._is_whole_ready = False
         self._adapters: dict[str, AdapterState] = {}
@@ -113,7 +113,7 @@ class TransformersModel(TrainableModel):
 
     def forward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
         """Run the model and keep what `calculate_loss` and `backward` need."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         state.training.begin()
         kept: list[tuple[MicroBatch, torch.Tensor, float]] = []
         output, totals = self._run(
@@ -125,7 +125,7 @@ class TransformersModel(TrainableModel):
         self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, **loss_inputs: Any,
     ) -> ModelOutput:
         """Run the model without gradients and without dropout; `disable_lora` runs the base model."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         state.evaluation.begin()
 
         def note(batch: MicroBatch, result: MicroResult) -> None:
@@ -141,7 +141,7 @@ class TransformersModel(TrainableModel):
 
     def forward_backward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
         """Add the gradients of a batch, micro-batch by micro-batch."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         state.training.begin()
 
         def add(batch: MicroBatch, result: MicroResult) -> None:
@@ -156,17 +156,18 @@ class TransformersModel(TrainableModel):
 
     def calculate_loss(self, *, adapter_name: str = "") -> float:
         """Return the token mean of the last `forward`; asking twice changes nothing."""
-        pending = self._pending(self._ready(adapter_name), "calculate_loss")
+        pending = self._pending(self.ready(adapter_name), "calculate_loss")
         return pending.loss_sum / pending.count if pending.count else 0.0
 
     def backward(self, *, adapter_name: str = "") -> None:
         """Add the gradients of the last `forward`."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         pending = self._pending(state, "backward")
         if pending.is_consumed:
             raise ModelError("`backward()` was called twice for one `forward(...)`. Call `forward` again, or use "
                              "`forward_backward`.")
         pending.is_consumed = True
+        self._runner.set_mode(training=True)
         for batch, loss, count in pending.losses:
             training.add_gradients(state, loss, count)
             state.rows.extend(batch.row_ids)
@@ -181,11 +182,11 @@ class TransformersModel(TrainableModel):
     def clip_grad_norm(self, max_norm: float = 1.0, *, adapter_name: str = "") -> float | None:
         """Clip the accumulated gradient, divided by its token count; None where there is nothing to clip yet."""
         training.check_max_norm(max_norm)
-        return training.clip_gradients(self._ready(adapter_name), max_norm)
+        return training.clip_gradients(self.ready(adapter_name), max_norm)
 
     def step(self, *, adapter_name: str = "") -> bool:
         """Apply the accumulated gradient and clear it."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         return self._stepped(state, training.step(state))
 
     def zero_grad(self, *, adapter_name: str = "") -> None:
@@ -195,7 +196,7 @@ class TransformersModel(TrainableModel):
             self._runner.say_once(
                 f"`zero_grad()` discarded {state.micro_steps} of {state.gradient_accumulation_steps} accumulated backward passes. "
                 "`step()` clears the gradient by itself: leave `zero_grad()` out of the loop.")
-        state.discard_gradients()
+        state.discard_gradients(keep_forward=True)
 
     def lr_step(self, *, adapter_name: str = "") -> bool:
         """Advance the scheduler, if the optimizer has stepped since the last time."""
@@ -204,7 +205,7 @@ class TransformersModel(TrainableModel):
     def clip_grad_and_step(self, max_norm: float = 1.0, *, adapter_name: str = "") -> bool:
         """Clip, step and advance the scheduler."""
         training.check_max_norm(max_norm)
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         has_stepped = self._stepped(state, training.step(state, max_norm=max_norm))
         training.advance_scheduler(state)
         return has_stepped
@@ -216,13 +217,13 @@ class TransformersModel(TrainableModel):
 
     def set_optimizer(self, optimizer: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Set the optimizer; a scheduler that was set before is dropped with the old one."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         state.optimizer = build_optimizer(optimizer, state.parameters.values(), options, is_lora=state.is_lora)
         state.scheduler, state.is_lr_step_due = None, False
 
     def set_lr_scheduler(self, scheduler: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Set the learning-rate scheduler of the optimizer."""
-        state = self._ready(adapter_name)
+        state = self.ready(adapter_name)
         state.scheduler = build_scheduler(scheduler, training.ensure_optimizer(state), options)
 
     def set_template(self, template: Any, *, adapter_name: str = "", **options: Any) -> None:
@@ -263,7 +264,8 @@ class TransformersModel(TrainableModel):
         return numbers
 
     def add_adapter_to_model(self, adapter_name: str, config: Any, *, gradient_accumulation_steps: int = 1) -> None:
-        """Add a LoRA. What was set for the whole model before (loss, template, processor, metrics) is where it starts from."""
+        """Add a LoRA. What was said for the whole model before (loss, template, processor, metrics, and accumulation where it is
+        left at 1 here) is where it starts from."""
         if not isinstance(adapter_name, str) or not adapter_name or not adapter_name.replace("-", "_").isidentifier():
             raise ArgumentError(f"`adapter_name={adapter_name!r}`: use letters, digits, `_` and `-`, beginning with a letter.")
         if adapter_name in self._adapters:
@@ -281,7 +283,9 @@ class TransformersModel(TrainableModel):
         whole.discard_gradients()
         self.precision.use_lora()
         self._adapters[adapter_name] = AdapterState(
-            name=adapter_name, parameters=parameters, is_lora=True, gradient_accumulation_steps=gradient_accumulation_steps,
+            name=adapter_name, parameters=parameters, is_lora=True,
+            gradient_accumulation_steps=gradient_accumulation_steps if gradient_accumulation_steps > 1
+            else whole.gradient_accumulation_steps,
             processor=copy.copy(whole.processor), loss=whole.loss, template=whole.template,
             metrics=copy.deepcopy(whole.metrics), eval_metrics=copy.deepcopy(whole.eval_metrics), scaler=self._scaler())
 
@@ -315,13 +319,15 @@ class TransformersModel(TrainableModel):
 
     def get_train_configs(self, *, adapter_name: str = "") -> str:
         """Return everything that decides the training, for people."""
-        return reporting.describe(self, self._ready(adapter_name))
+        return reporting.describe(self, self.ready(adapter_name))
 
-    def apply_patch(self, patch: str | Callable[[Any], None]) -> None:
+    def apply_patch(self, patch: Callable[[Any], None]) -> None:
         """Call `patch(module)`; it changes the module in place."""
         if not callable(patch):
             raise ArgumentTypeError(f"`apply_patch` got {patch!r}. Pass a function that takes the module and changes it in place.")
         patch(self.module)
+        if self._whole.optimizer is None and not self._adapters:  # a patch may have frozen some
+            self._whole.parameters = _trainable(self.module)
 
     def upload_to_hub(self, path: str, repo_id: str, *, private: bool = True) -> str:
         """Upload a saved checkpoint and return its URI."""
@@ -329,7 +335,7 @@ class TransformersModel(TrainableModel):
 
         return saving.upload(path, repo_id, private=private)
 
-    def _ready(self, adapter_name: str) -> AdapterState:
+    def ready(self, adapter_name: str) -> AdapterState:
         """Return the state with the module prepared for it: dtypes settled, the adapter active."""
         state = self.state(adapter_name)
         if state.is_lora:
@@ -357,6 +363,7 @@ class TransformersModel(TrainableModel):
             each(batch, result)
             total, count, num_tokens = total + result.loss_sum, count + result.count, num_tokens + batch.num_tokens
             logprobs.extend(result.logprobs)
+            del result  # what it holds of this micro-batch must not be there beside the next one's
         return ModelOutput(loss=total / count if count else 0.0, num_tokens=num_tokens, logprobs=logprobs), (total, count)
 
     def _stepped(self, state: AdapterState, has_stepped: bool) -> bool:
@@ -372,6 +379,10 @@ class TransformersModel(TrainableModel):
 
     def _scaler(self) -> LossScaler | None:
         return LossScaler() if self.precision.needs_scaler() else None
+
+
+def _trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def _check_accumulation(value: object) -> None:

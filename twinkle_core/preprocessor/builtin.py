@@ -81,8 +81,7 @@ class FunctionPreprocessor(Preprocessor):
         result = self.function(dict(row))
         if not isinstance(result, Mapping):
             raise DataError(f"`{self.name}` returned {result!r} of type {type(result).__name__}. Return a dict with `messages`, or "
-                            "a row of "
-                            "another layout; to leave rows out, use `dataset.filter`.")
+                            "a row of another layout; to leave rows out, use `dataset.filter`.")
         return cast(Trajectory, dict(result))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 SINGLE_ROW = 512
-"""Up to so many tokens, one row: attention is then a few per cent of the work even for a model of 576 dimensions."""
+"""Up to so many tokens, one row. In a 135M model of 576 dimensions attention over 512 tokens is about a tenth of the arithmetic."""
 
 
 def pack_rows(

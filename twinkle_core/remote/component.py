@@ -21,7 +21,8 @@ class RemoteMeta(ABCMeta):
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> "RemoteMeta":
         for attribute, value in namespace.items():
-            if hasattr(value, "__remote_mark__"):
+            overrides = any(hasattr(getattr(base, attribute, None), "__remote_mark__") for base in bases)
+            if hasattr(value, "__remote_mark__") or (overrides and inspect.isfunction(value)):
                 namespace[attribute] = _checks_keywords(value, f"{name}.{attribute}")
         return super().__new__(mcls, name, bases, namespace, **kwargs)
 

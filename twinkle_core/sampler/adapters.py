@@ -19,6 +19,7 @@ from twinkle_core.checkpoint.folder import is_checkpoint
 from twinkle_core.checkpoint.manifest import verify
 from twinkle_core.errors import ArgumentError, CheckpointError, HubError, ModelError, SamplerError, did_you_mean, listing
 from twinkle_core.hub import resolve_model
+from twinkle_core.model.identity import check_model, describe_model
 from twinkle_core.model.loading import seeded
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -39,7 +40,7 @@ class AdapterModels:
     changed since is loaded again.
     """
 
-    def __init__(self, base: torch.nn.Module, *, model_id: str, keep: int, load_model: Callable[[Path], torch.nn.Module]) -> None:
+    def __init__(self, base: Any, *, model_id: str, keep: int, load_model: Callable[[Path], torch.nn.Module]) -> None:
         if keep < 1:
             raise ArgumentError(f"`max_cached_adapters={keep}`: use an integer >= 1.")
         self.base = base
@@ -86,7 +87,8 @@ class AdapterModels:
     def _load(self, folder: Path, uri: str) -> torch.nn.Module:
         if is_checkpoint(folder):
             try:
-                verify(folder)
+                identity = verify(folder).identity.get("model", {})
+                check_model(folder, identity, describe_model(self.base.config.to_dict()))
             except CheckpointError as error:
                 raise SamplerError(f"The checkpoint `{uri}` cannot be used: {error}") from error
         if (folder / CONFIG).exists():

@@ -5,7 +5,8 @@ model itself, every row draws from its own stream, a prompt is read once for all
 the batch. Tokens only: text, stop strings and adapters are left to others.
 
 Rows of different lengths are padded on the left. Position ids start at each row's first token and the mask hides the padding;
-transformers also zeroes it in front of linear attention, so recurrent state is not touched by it (tested against single rows).
+transformers also zeroes it in front of linear attention, so recurrent state is not touched by it. Whether that holds for a model is
+looked into by `probing`.
 
 Notation: P prompts, R rows (one a completion), T positions, V vocabulary.
 """
@@ -62,7 +63,7 @@ class Job:
 @torch.inference_mode()
 def complete(model: Any, job: Job) -> tuple[list[Completion], list[list[float | None]] | None]:
     """Return the completions, in the order of `job.seeds`, and the prompts' log-probabilities if they are needed."""
-    reader = _Reader(model, job.prompts)
+    reader = PromptReader(model, job.prompts)
     scores = None
     if job.params.prompt_logprobs or job.params.max_tokens == 0:
         logits_PV, scores = reader.score()
@@ -74,7 +75,7 @@ def complete(model: Any, job: Job) -> tuple[list[Completion], list[list[float | 
     return rows, scores
 
 
-class _Reader:
+class PromptReader:
     """Runs the model over prompts and then over single tokens, and keeps the cache, the mask and the positions in step."""
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
@@ -150,7 +151,7 @@ class _Reader:
         return outputs.logits.float()
 
 
-def _decode(reader: _Reader, logits_PV: torch.Tensor, rows: list[Completion], job: Job) -> None:
+def _decode(reader: PromptReader, logits_PV: torch.Tensor, rows: list[Completion], job: Job) -> None:
     params, device = job.params, logits_PV.device
     parents = torch.arange(len(job.prompts), device=device).repeat_interleave(job.samples)
     limits = [limit for limit in job.max_tokens for _ in range(job.samples)]

@@ -4,6 +4,8 @@ It turns inputs into prompts, batches them, chooses the model (the base, or an a
 of what `decoding` returns. It holds the whole model on each rank; other ranks sample other prompts.
 """
 
+import itertools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from twinkle_core.sampler.adapters import AdapterModels
 from twinkle_core.sampler.choosing import stream_seed
 from twinkle_core.sampler.decoding import Completion, Job, complete
 from twinkle_core.sampler.interface import Sampler
+from twinkle_core.sampler.probing import can_pad
 from twinkle_core.sampler.prompts import Limits, Prompt, read_prompts
 from twinkle_core.sampler.stopping import StopRule
 from twinkle_core.template.template import load_tokenizer
@@ -77,6 +80,11 @@ class TorchSampler(Sampler):
             "dtype": resolve_dtype(dtype), "device": choose_device(device), "attn_implementation": attn_implementation,
             "trust_remote_code": trust_remote_code}
         self.model: Any = load_pretrained(model_id, **self._load_options).requires_grad_(False)
+        what = f"`{model_id}` (model type `{self.model.config.model_type}`)"
+        self._can_pad = can_pad(self.model, what=what)
+        if not self._can_pad:
+            warnings.warn(f"{what} lets padding into its state, so only prompts of one length are computed together. Prompts of "
+                          "many lengths will be slow.", stacklevel=2)
         self._tokenizer: Any = None
         self._adapters = AdapterModels(self.model, model_id=model_id, keep=max_cached_adapters,
                                        load_model=lambda folder: load_pretrained(str(folder), **self._load_options))
@@ -181,13 +189,16 @@ class TorchSampler(Sampler):
         if num_samples > size:
             counts = [min(size, num_samples - start) for start in range(0, num_samples, size)]
             return [([index], count) for index in order for count in counts]
+        groups = [order]
+        if not self._can_pad:
+            groups = [list(group) for _, group in itertools.groupby(order, key=lambda index: len(prompts[index].tokens))]
         width = size // num_samples
-        return [(order[start:start + width], num_samples) for start in range(0, len(order), width)]
+        return [(group[start:start + width], num_samples) for group in groups for start in range(0, len(group), width)]
 
     def _seeds(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[list[int]]:
         samples = range(params.num_samples)
         if params.seed is not None:
-            return [[stream_seed("said", params.seed, prompt.tokens, sample) for sample in samples] for prompt in prompts]
+            return [[stream_seed("said", int(params.seed), prompt.tokens, sample) for sample in samples] for prompt in prompts]
         current = session.current()
         mesh = self._mesh or current.mesh
         # ranks that see the same prompts must draw the same, all others differ

@@ -64,7 +64,7 @@ def _clean_message(message: object, knows_reasoning: bool, row: int | None, turn
                             row=row, turn=turn)
     text = content if isinstance(content, str) else _joined(content, row, turn)
     clean: dict[str, Any] = {"role": role, "content": text}
-    if len(given) > 2:
+    if len(given) > 2 or "content" not in given:
         for key, value in given.items():
             if value is not None and key not in ("role", "content", "tool_calls"):
                 clean[key] = drop_nulls(value)

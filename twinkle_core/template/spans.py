@@ -68,6 +68,16 @@ def common_units(left: str, right: str) -> int:
     return at
 
 
+def common_units_at_end(left: str, right: str) -> int:
+    """Return how many characters `left` and `right` share up to their ends, in whole markers and words."""
+    size = 0
+    for one, other in zip(reversed(_UNIT.findall(left)), reversed(_UNIT.findall(right)), strict=False):
+        if one != other:
+            break
+        size += len(one)
+    return size
+
+
 class SpanFinder:
     """Builds skeletons for one template. What stands around a turn is remembered, so a shape costs a few renderings."""
 
@@ -94,7 +104,7 @@ class SpanFinder:
         if is_prompt or hidden:
             return Skeleton(found, [], hidden)
         shape = _Turns(self, messages, parts, tools, grain, sample)
-        spans = [shape.span(turn) for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        spans = [span for turn, message in enumerate(messages) if message["role"] == "assistant" for span in shape.spans(turn)]
         return Skeleton(found, self._inside_generation(sample, tools, spans), [])
 
     def sample(self, messages: Messages, tools: Tools, grain: Grain, *, is_prompt: bool) -> Sample | None:
@@ -179,11 +189,32 @@ class _Turns:
     grain: Grain
     sample: Sample
 
-    def span(self, turn: int) -> Span:
-        """Return the supervised stretch of an assistant turn."""
+    def spans(self, turn: int) -> list[Span]:
+        """Return the supervised stretches of an assistant turn: one, but for templates that print other turns inside it."""
         first, start = self._start(turn)
         last, end = self._end(turn, first, start)
-        return Span(first, start, last, max(end, start) if first == last else end)
+        if any(self.sample.slots[index].turn > turn for index in self.sample.order[first:last]):
+            return self._around_others(turn, Span(first, start, last, end))
+        return [Span(first, start, last, max(end, start) if first == last else end)]
+
+    def _around_others(self, turn: int, whole: Span) -> list[Span]:
+        """Return the parts of `whole` that are the turn's own: what is also there when the conversation ends with it."""
+        alone = self.finder.sample(self.messages[:turn + 1], self.tools, self.grain, is_prompt=False)
+        if alone is None:
+            raise self._lost(turn, "ends")
+        spans: list[Span] = []
+        first, start = whole.first, whole.start
+        before: int | None = None
+        for at, index in enumerate(alone.order):
+            position = self.sample.position(index, alone.order[:at].count(index))
+            if position is None or position < whole.first:
+                continue
+            if before is not None and position != before + 1:
+                between, behind, ahead = alone.pieces[at], self.sample.pieces[before + 1], self.sample.pieces[position]
+                spans.append(Span(first, start, before + 1, common_units(between, behind)))
+                first, start = position, len(ahead) - common_units_at_end(between, ahead)
+            before = position
+        return [*spans, Span(first, start, whole.last, whole.end)]
 
     def _key(self, kind: str, turn: int) -> Any:
         before = self.messages[turn - 1]["role"] if turn else None
@@ -261,21 +292,35 @@ class _Turns:
     def _end(self, turn: int, first: int, start: int) -> tuple[int, int]:
         """Return the place behind the end-of-turn marker of a turn."""
         tail = self._tail(turn + 1, is_prompt=False)
-        if tail is None or tail[1] < first:  # no words of this turn: its end is looked for in the template's own text
-            _, end = self.finder.exchange()
-            at = self.sample.pieces[first].find(end, start) if end else -1
-            if at < 0:
-                raise self._lost(turn, "ends")
-            return first, at + len(end)
+        if tail is None or tail[1] < first:  # refused alone, or without words: the end is looked for in the template's own text
+            last = self._last_in_a_row(turn, first)
+            return last, self._canonical_end(turn, self.sample.pieces[last], start if last == first else 0)
         text, position = tail
-        if any(self.sample.slots[index].turn > turn for index in self.sample.order[first:position + 1]):
-            raise self._lost(turn, "ends")
         gap = self.sample.pieces[position + 1]
         if turn == len(self.messages) - 1:
             follow = self._follow(turn)
             return position + 1, len(gap[:common_units(gap, follow)].rstrip() or gap.rstrip())
         shared = gap[:common_units(text, gap)].rstrip()
         return position + 1, len(shared) or self._other_marker(text, gap, self.messages[turn + 1]["role"])
+
+    def _last_in_a_row(self, turn: int, piece: int) -> int:
+        """Return the piece behind the words of a turn that begin behind `piece`; `piece` if there are none."""
+        while piece < len(self.sample.order) and self.sample.slots[self.sample.order[piece]].turn == turn:
+            piece += 1
+        return piece
+
+    def _canonical_end(self, turn: int, gap: str, start: int) -> int:
+        """Return the end of a turn in the template's own text behind its words: the marker that ends any answer."""
+        _, end = self.finder.exchange()
+        at = gap.find(end, start)
+        if at >= 0:
+            return at + len(end)
+        at = start + len(gap[start:]) - len(gap[start:].lstrip())
+        is_last = turn == len(self.messages) - 1
+        marker = 0 if is_last else self._other_marker(end, gap[at:], self.messages[turn + 1]["role"])
+        if not marker:
+            raise self._lost(turn, "ends")
+        return at + marker
 
     def _follow(self, turn: int) -> str:
         """Return the text behind the last words of the last turn when the conversation goes on, or "" if it cannot."""

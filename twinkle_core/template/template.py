@@ -71,8 +71,8 @@ class Template:
         if not getattr(self.tokenizer, "is_fast", False):
             raise TemplateError(f"the tokenizer of `{model_id}` is a `{type(self.tokenizer).__name__}`, which does not say where "
                                 "its tokens come from. Use a model with a `tokenizer.json`.")
-        self._chat_template = _read_chat_template(chat_template)
-        if self._chat_template is None and not self.tokenizer.chat_template:
+        self.chat_template = _read_chat_template(chat_template)
+        if self.chat_template is None and not self.tokenizer.chat_template:
             raise TemplateError(f"the tokenizer of `{model_id}` has no chat template. Pass `chat_template=`, its text or "
                                 "the path of a file.")
         self._prepare()
@@ -81,7 +81,7 @@ class Template:
                 f"The chat template {self.name} has no switch `enable_thinking`; {enable_thinking} changes nothing.", stacklevel=2)
 
     def _prepare(self) -> None:
-        self._renderer = Renderer(self.tokenizer, self._chat_template, self.variables())
+        self._renderer = Renderer(self.tokenizer, self.chat_template, self.variables())
         self._labeller = Labeller(self._renderer, self.name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -331,8 +331,9 @@ def load_tokenizer(model_id: str, *, revision: str | None = None, trust_remote_c
     folder = resolve_model(model_id, revision=revision, tokenizer_only=True, trust_remote_code=is_trusted)
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=is_trusted, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise TemplateError(f"the tokenizer of `{model_id}` in {folder} cannot be loaded: {error}") from error
+    except Exception as error:  # the boundary to foreign code: tokenizers raises bare exceptions for a damaged file
+        raise TemplateError(f"the tokenizer of `{model_id}` in {folder} cannot be loaded: {type(error).__name__}: {error}. Fetch "
+                            "the model again, or name one that has a `tokenizer.json`.") from error
 
 
 def _read_chat_template(chat_template: str | Path | None) -> str | None:

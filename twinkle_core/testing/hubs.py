@@ -12,8 +12,8 @@
         def model_id(self):
             return "org/small"
 
-The cache must be one that the tests may change, such as a folder of `tmp_path`. What the hub asks of a network must be there without
-one: a loopback server, or a fake client. The model should be small.
+The cache must be one that the tests may change, such as a folder of `tmp_path`. What the hub asks of a network must be there
+without one: a loopback server, or a fake client. The model should be small.
 """
 
 import shutil
@@ -44,7 +44,8 @@ class HubContract:
 
     scheme: ClassVar[str] = ""
     unknown_id: ClassVar[str] = "nobody/no-such-repository"
-    hostile_ids: ClassVar[Sequence[str]] = ("../../etc", "org/../../etc", "/etc/passwd/x", "org/na\0me", "org/" + "x" * 10_000, "org/a/b/c")
+    hostile_ids: ClassVar[Sequence[str]] = (
+        "../../etc", "org/../../etc", "/etc/passwd/x", "org/na\0me", "org/" + "x" * 10_000, "org/a/b/c", "")
 
     @pytest.fixture
     def hub(self) -> Hub:
@@ -136,11 +137,10 @@ class HubContract:
         shutil.copytree(hub.fetch(model_id, kind="model"), folder)
         target = self.upload_id(tmp_path)
         try:
-            uri = hub.upload(folder, target, kind="model")
+            answer = hub.upload(folder, target, kind="model")
         except HubError as error:
-            assert target in str(error)
-        else:
-            assert uri.endswith(target)
+            answer = str(error)
+        assert target in answer
 
     def upload_id(self, tmp_path: Path) -> str:
         """Return the id to upload to."""

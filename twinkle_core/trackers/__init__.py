@@ -4,6 +4,7 @@
 `loss.png` is drawn at the end when `plot` is asked for.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -64,18 +65,26 @@ class Trackers:
             self._writer = SummaryWriter(str(folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one line, at once; NaN and infinities become null, which JSON has."""
+        """Write one line, at once; NaN and infinities become null, which JSON has.
+
+        Raises: `ArgumentError` if the folder cannot be written to any more.
+        """
         line: dict[str, Any] = {"step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
         line |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise ArgumentError(f"`log_dir={str(self._folder)!r}` cannot be written to any more: {error}. Step {step} is not in "
+                                f"{METRICS_FILE}. Make room, or run without a log folder.") from error
         if self._writer is not None:
             for name, value in metrics.items():
                 self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Close the files and draw loss.png."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written was an error in `log`
+            self._file.close()
         if self._writer is not None:
             self._writer.close()
         if self._plot:

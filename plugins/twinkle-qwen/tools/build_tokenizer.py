@@ -3,7 +3,7 @@
     python tools/build_tokenizer.py
 
 Byte-level BPE laid out as Qwen3.5's: single bytes and merges first, the special tokens after them, NFC normalisation. The text it
-learns from is the self-cognition rows and the lines below. The result is kept in the package; training it again gives the same file.
+learns from is the self-cognition rows and the lines below. The result is kept in the package; training again gives the same file.
 """
 
 import json
@@ -19,8 +19,11 @@ CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<
 TEXTUAL = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Single tokens that are no control tokens: `decode(skip_special_tokens=True)` keeps them, as in Qwen3.5."""
 
-WORDS = Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-"""The split of Qwen3.5's tokenizer: letters with one leading mark, single digits, other marks, white space."""
+WORDS = Regex("|".join([
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r"\s*[\r\n]+",
+    r"\s+(?!\S)", r"\s+"]))
+"""The split of Qwen3.5's tokenizer: letters with one leading mark, single digits, other marks, white space. transformers
+puts it in the place of whatever `tokenizer.json` says when a model's type is `qwen3_5`, so it has to be the same."""
 
 TEXT = """\
 system user assistant tool You are a helpful assistant. You may call the functions below. Today is a good day to learn.

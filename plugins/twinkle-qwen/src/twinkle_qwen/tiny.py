@@ -3,8 +3,8 @@
     tiny://qwen3_5  tiny://qwen3  tiny://qwen3_moe  tiny://qwen3_5_vl     models
     tiny://self-cognition                                                 rows: query, response, tag
 
-Data lies in the package. A model is written into Twinkle's cache when it is first used, each version of it in a folder of its own. A
-folder appears there whole or not at all, whichever of several processes writes it.
+Data lies in the package. A model is written into Twinkle's cache when it is first used, each version of it in a folder of its own.
+A folder appears there whole or not at all, whichever of several processes writes it.
 """
 
 import hashlib
@@ -26,6 +26,8 @@ DATASETS = {"self-cognition": ASSETS / "self-cognition"}
 
 class TinyHub(Hub):
     """What ships with twinkle-qwen. There are no revisions and no uploads."""
+
+    is_remote = False
 
     def find_cached(self, repo_id: str, *, kind: Kind, revision: str | None = None, patterns: Sequence[str] = ()) -> Path | None:
         """Return the folder if it is there already; data always is. None for what does not exist."""

@@ -1,7 +1,7 @@
 """The small random models of `tiny://`: what each consists of, and how its files are written.
 
-Weights are drawn by numpy's frozen generator from the name of each parameter, so that they are the same bits on every machine and with
-every version of torch, and torch's own generator is left as it was. Where they are kept is the hub's business.
+Weights are drawn by numpy's frozen generator from the name of each parameter, so that they are the same bits on every machine and
+with every version of torch, and torch's own generator is left as it was. Where they are kept is the hub's business.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ PAD, IM_END, VISION_START, VISION_END, IMAGE, VIDEO = 1522, 1524, 1525, 1526, 15
 """Ids of `<|endoftext|>`, `<|im_end|>` and the marks of pictures in the tokenizer."""
 
 EMBEDDING_STD = 0.12
-"""Of the embeddings, which are the head as well. At the usual 0.02 a model whose embeddings are frozen (LoRA) cannot become sure of a
-token: a normed state of width 128 times a row of length 0.02 * sqrt(128) gives logits of at most 2.6."""
+"""Of the embeddings, which are the head as well. At the usual 0.02 a model whose embeddings are frozen (LoRA) cannot become sure of
+a token: a normed state of width 128 times a row of length 0.02 * sqrt(128) gives logits of at most 2.6."""
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -46,8 +46,9 @@ _VISION = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads":
 
 @dataclass(frozen=True)
 class Recipe:
-    """One small model: its classes in transformers, its configuration, and its chat template in the assets."""
+    """One small model: its type and classes in transformers, its configuration, and its chat template in the assets."""
 
+    model_type: str
     config_class: str
     model_class: str
     config: dict[str, Any]
@@ -55,13 +56,13 @@ class Recipe:
 
 
 RECIPES = {
-    "qwen3": Recipe("Qwen3Config", "Qwen3ForCausalLM", _SHAPE, "qwen3.jinja"),
+    "qwen3": Recipe("qwen3", "Qwen3Config", "Qwen3ForCausalLM", _SHAPE, "qwen3.jinja"),
     "qwen3_moe": Recipe(
-        "Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+        "qwen3_moe", "Qwen3MoeConfig", "Qwen3MoeForCausalLM",
         {**_SHAPE, "moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}, "qwen3.jinja"),
-    "qwen3_5": Recipe("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**_SHAPE, **_LINEAR_ATTENTION}, "qwen3_5.jinja"),
+    "qwen3_5": Recipe("qwen3_5_text", "Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**_SHAPE, **_LINEAR_ATTENTION}, "qwen3_5.jinja"),
     "qwen3_5_vl": Recipe(
-        "Qwen3_5Config", "Qwen3_5ForConditionalGeneration",
+        "qwen3_5", "Qwen3_5Config", "Qwen3_5ForConditionalGeneration",
         {"text_config": {**_SHAPE, **_LINEAR_ATTENTION, "rope_parameters": {
             "rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1],
             "mrope_interleaved": True}},
@@ -74,6 +75,7 @@ RECIPES = {
 def write_tokenizer(name: str, folder: Path) -> None:
     """Write what transformers needs to load the tokenizer of the model `name`. Needs neither torch nor transformers."""
     recipe = RECIPES[name]
+    _write_json(folder / "config.json", {"model_type": recipe.model_type, "architectures": [recipe.model_class], **recipe.config})
     shutil.copyfile(ASSETS / "tokenizer" / "tokenizer.json", folder / "tokenizer.json")
     shutil.copyfile(ASSETS / "templates" / recipe.chat_template, folder / "chat_template.jinja")
     _write_json(folder / "tokenizer_config.json", {
@@ -82,7 +84,7 @@ def write_tokenizer(name: str, folder: Path) -> None:
 
 
 def write_model(name: str, folder: Path) -> None:
-    """Write configuration, weights and tokenizer of the model `name`. Raises: `MissingExtraError` without torch."""
+    """Write configuration, tokenizer and weights of the model `name`. Raises: `MissingExtraError` without torch."""
     try:
         import torch
         import transformers
@@ -90,6 +92,7 @@ def write_model(name: str, folder: Path) -> None:
         raise MissingExtraError(f"The weights of `tiny://{name}` are made with torch, which is not installed. "
                                 "Run: pip install 'twinkle-core[train]'") from error
     recipe = RECIPES[name]
+    write_tokenizer(name, folder)
     config = getattr(transformers, recipe.config_class)(**copy.deepcopy(recipe.config))
     with torch.random.fork_rng(devices=[]):
         model = getattr(transformers, recipe.model_class)(config)
@@ -100,7 +103,6 @@ def write_model(name: str, folder: Path) -> None:
     with _no_progress_bar():
         model.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
-    write_tokenizer(name, folder)
 
 
 @contextlib.contextmanager

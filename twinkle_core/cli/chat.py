@@ -1,0 +1,197 @@
+"""Talk to a model or a checkpoint.
+
+Finds out what TARGET is (a model, a full-parameter checkpoint, a LoRA and its base model, or a folder of checkpoints), and prints
+each answer as it is sampled. On a terminal it asks; otherwise each line of the input is one turn. Sampling is `TorchSampler`'s.
+"""
+
+import contextlib
+import json
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twinkle_core import registry
+from twinkle_core.errors import ArgumentError, MissingExtraError, SamplerError, TemplateError
+
+if TYPE_CHECKING:
+    from twinkle_core.hub import Location
+    from twinkle_core.sampler.torch_sampler import TorchSampler
+    from twinkle_core.template.template import Template
+
+_COMMANDS = "/new begins a new conversation, /exit or Ctrl-D ends"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to sample from: a model, and the LoRA on top of it if there is one."""
+
+    model_id: str
+    adapter_uri: str | None = None
+
+
+def chat(
+    target: Annotated[str, typer.Argument(
+        help="A checkpoint, a folder of checkpoints (its newest is taken), or a model: ms://org/name, hf://org/name, tiny://name.")],
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this and exit.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    base: Annotated[str | None, typer.Option(help="Base model of a LoRA, if it is not the one that the LoRA names.")] = None,
+    template: Annotated[str | None, typer.Option(help="Chat template. Default: that of the model's family.")] = None,
+    thinking: Annotated[bool | None, typer.Option(help="Switch reasoning on or off, where the model has a switch.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that have this share.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; -1: all.")] = -1,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: repeat less.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes answers reproducible.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda:0, ... Default: the best there is.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights, e.g. bfloat16. Default: the checkpoint's.")] = None,
+    trust_remote_code: Annotated[bool | None, typer.Option(help="Let code that ships with the model run.")] = None,
+) -> None:
+    """Talk to a model or a checkpoint."""
+    from twinkle_core.data_format import SamplingParams
+
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty,
+        seed=secrets.randbits(31) if seed is None else seed)
+    found = find_target(target, base=base)
+    _quieten()
+    sampler: TorchSampler = registry.resolve("samplers", "TorchSampler")(
+        found.model_id, device=device, dtype=dtype, trust_remote_code=trust_remote_code, max_cached_adapters=1)
+    name = template or template_of(sampler.model.config)
+    made: Template = registry.resolve("templates", name)(
+        found.model_id, default_system=system, enable_thinking=thinking, trust_remote_code=trust_remote_code)
+    sampler.set_template(made)
+    talk = Conversation(sampler, made, params, found.adapter_uri)
+    with contextlib.suppress(KeyboardInterrupt):
+        if prompt is not None:
+            talk.say(prompt)
+        elif sys.stdin.isatty():
+            _ask(talk)
+        else:
+            for line in sys.stdin:
+                if line.strip():
+                    talk.say(line.strip())
+        return
+    print()
+
+
+class Conversation:
+    """What was said so far, and the model that answers."""
+
+    def __init__(self, sampler: "TorchSampler", template: "Template", params: Any, adapter_uri: str | None) -> None:
+        self._sampler, self._template, self._params, self._adapter_uri = sampler, template, params, adapter_uri
+        self.messages: list[Any] = []
+
+    def say(self, text: str) -> None:
+        """Add a user's turn, and print the answer while it is sampled. An error leaves what was said before as it was."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        response = self._sampler.stream({"messages": messages}, self._params, on_text=_show, adapter_uri=self._adapter_uri)
+        print()
+        sequence = response.sequences[0]
+        if sequence.stop_reason == "length":
+            print(f"(The answer was cut after {len(sequence.tokens)} tokens; see --max-tokens.)", file=sys.stderr)
+        self.messages = [*messages, self._template.parse(sequence.tokens)]
+
+
+def find_target(target: str, *, base: str | None = None) -> Target:
+    """Return what `target` means: a URI or path of a model or LoRA, or a folder of checkpoints.
+
+    Raises: `ArgumentError` if a folder holds neither, or a LoRA does not name its base model; `HubError`.
+    """
+    from twinkle_core.checkpoint.folder import newest_complete
+    from twinkle_core.hub import parse_uri, resolve_model
+
+    location = parse_uri(target)
+    folder = Path(location.repo_id).expanduser() if location.scheme == "file" else resolve_model(target)
+    if (folder / "adapter_config.json").is_file():
+        return Target(base or _base_of(folder / "adapter_config.json"), str(folder))
+    if base is not None:
+        raise ArgumentError(f"`--base {base}` is for a LoRA, but `{target}` has no `adapter_config.json`. Leave it out.")
+    if (folder / "config.json").is_file() or not folder.is_dir():
+        return Target(target)
+    newest = newest_complete(folder)
+    if newest is None:
+        raise ArgumentError(f"`{target}` holds neither a model (`config.json`), nor a LoRA (`adapter_config.json`), nor complete "
+                            "checkpoints. Pass what `save` returned, or the id of a model.")
+    print(f"Newest checkpoint: {newest}", file=sys.stderr)
+    return find_target(str(newest), base=base)
+
+
+def template_of(config: Any) -> str:
+    """Return the name of the template that fits a model: its family's, else `Template`."""
+    families = registry.names("model_families")
+    types = [config.model_type, config.get_text_config().model_type]
+    found = next((model_type for model_type in types if model_type in families), None)
+    return registry.resolve("model_families", found).template if found is not None else "Template"
+
+
+def _base_of(path: Path) -> str:
+    """Return the model that an adapter's config names: a URI or path, or a bare `org/name`, which is looked for in caches only."""
+    from twinkle_core.hub import parse_uri
+
+    try:
+        name = json.loads(path.read_text("utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise SamplerError(f"{path} cannot be read: {error}. Save the adapter again.") from error
+    if not name:
+        raise ArgumentError(f"{path} does not name the model that the LoRA belongs to. Say it: --base ms://org/name")
+    if "://" in name or Path(name).exists():
+        return name
+    cached = [uri for uri in (f"ms://{name}", f"hf://{name}") if _is_cached(parse_uri(uri))]
+    if not cached:
+        raise ArgumentError(f"The LoRA belongs to `{name}`, which is no folder here and in no hub's cache. Say where it is: "
+                            f"--base ms://{name} (ModelScope), --base hf://{name} (Hugging Face), or a folder.")
+    return cached[0]
+
+
+def _is_cached(location: "Location") -> bool:
+    hub = registry.resolve("hubs", location.scheme)()
+    try:
+        return hub.find_cached(location.repo_id, kind="model") is not None
+    except MissingExtraError:  # without its client a hub has no cache
+        return False
+
+
+def _ask(talk: Conversation) -> None:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # gives `input` line editing and history, where Python was built with it
+    print(f"({_COMMANDS})", file=sys.stderr)
+    for line in _lines():
+        if line == "/new":
+            talk.messages = []
+        else:
+            try:
+                talk.say(line)
+            except (SamplerError, TemplateError) as error:  # such as a conversation that has become too long
+                print(f"{type(error).__name__}: {error} ({_COMMANDS})", file=sys.stderr)
+
+
+def _lines() -> Iterator[str]:
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            print()
+            return
+        if line == "/exit":
+            return
+        if line:
+            yield line
+
+
+def _show(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _quieten() -> None:
+    """Keep notes about kernels and such out of the conversation."""
+    try:
+        from transformers.utils import logging
+    except ImportError:  # the sampler says what to install
+        return
+    logging.set_verbosity_error()
