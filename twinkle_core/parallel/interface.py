@@ -1,14 +1,24 @@
 """The interface of a parallel strategy, one for each mesh axis."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twinkle_core.mesh import DeviceMesh
 
+if TYPE_CHECKING:
+    from twinkle_core.parallel.placed import Placed
+
 
 class ParallelStrategy(ABC):
-    """Applies one axis of a mesh (`dp`, `fsdp`, `tp`, `pp`) to a model."""
+    """What one axis of a mesh (`dp`, `fsdp`, `tp`, `pp`) does to a model."""
 
     @abstractmethod
-    def apply(self, model: Any, *, mesh: DeviceMesh) -> Any:
-        """Return the model with the axis applied. Raises: `MeshError` with the sizes that would fit."""
+    def check(self, config: Any, mesh: DeviceMesh) -> None:
+        """Raise `MeshError`, with the sizes that would fit, unless a model of this configuration can be put on `mesh`.
+
+        Called before any process waits for another.
+        """
+
+    @abstractmethod
+    def apply(self, placed: "Placed") -> None:
+        """Change `placed.module` in place, and note in `placed` what was done."""

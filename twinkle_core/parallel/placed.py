@@ -1,0 +1,56 @@
+"""A module on the ranks of a mesh: what was done to it, so that gradients, norms and checkpoints know."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from twinkle_core.parallel.ranks import Ranks
+
+
+@dataclass
+class TensorCut:
+    """What tensor parallelism did.
+
+    Attributes:
+        dims: parameter name -> the dim that is cut over tp.
+        partial: names of whole parameters whose gradients are to be added over tp.
+        head_is_cut: whether the output layer holds a part of the vocabulary.
+    """
+
+    dims: dict[str, int] = field(default_factory=dict)
+    partial: set[str] = field(default_factory=set)
+    head_is_cut: bool = False
+
+
+@dataclass(kw_only=True)
+class Placed:
+    """A module and the ranks that it lives on.
+
+    Attributes:
+        module: the Hugging Face module.
+        root: calls the module and computes the loss in its `forward`, so that what wraps it sees every use of a parameter.
+        ranks: the ranks.
+        blocks: class names of the layers, each of which is gathered by itself.
+        own_plan: tensor-parallel plan of the family, where transformers has none.
+        is_lora: whether the module's own weights are frozen.
+        cut: what tensor parallelism did.
+        is_sharded: whether `fsdp` holds the parameters, as DTensors.
+        replica: the `DistributedDataParallel` around `root`, or None.
+    """
+
+    module: Any
+    root: torch.nn.Module
+    ranks: Ranks
+    blocks: Sequence[str] = ()
+    own_plan: Mapping[str, str] = field(default_factory=dict)
+    is_lora: bool = False
+    cut: TensorCut = field(default_factory=TensorCut)
+    is_sharded: bool = False
+    replica: Any = None
+
+    @property
+    def data_world_size(self) -> int:
+        """The number of ranks that see different data, over which gradients are averaged."""
+        return self.ranks.mesh.data_world_size
