@@ -1,8 +1,9 @@
 """Tensor parallelism (`tp`): single matrices are cut over ranks that all see the same data.
 
-The modules stay what they are: a cut `Linear` holds its part of the weight as an ordinary parameter, and hooks around its `forward`
-communicate (`collectives`). So adapters, DDP, FSDP and pipeline stages meet nothing unusual. How a module is cut says the model's
-own plan (`base_model_tp_plan`), else its family's. Between blocks activations are whole and equal on all tp ranks.
+The modules stay what they are: a cut `Linear` holds its part of the weight as an ordinary parameter, and communication stands
+around its product (`collectives`). So adapters, FSDP and pipeline stages meet nothing unusual. How a module is cut says the
+model's own plan (`base_model_tp_plan`), else its family's; embedding and output layer are cut by vocabulary, tied if they were.
+Between blocks activations are whole and equal on all tp ranks.
 
 Parameters that are whole but see only this rank's heads (q_norm, k_norm) get parts of a sum as gradients. transformers' own style
 `replicated_with_grad_allreduce` adds them in every backward pass, which under accumulation adds again what was added; here they are
@@ -10,8 +11,6 @@ named in `TensorCut.partial` and added once, at the step.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,106 +18,133 @@ import torch.distributed as dist
 from torch import nn
 
 from twinkle_core.errors import MeshError, ModelError
+from twinkle_core.mesh import DeviceMesh
 from twinkle_core.parallel import collectives
+from twinkle_core.parallel.interface import ParallelStrategy
+from twinkle_core.parallel.placed import Placed
 
 COLUMN, ROW, GATHERED, PARTIAL = "colwise", "rowwise", "colwise_gather_output", "replicated_with_grad_allreduce"
-_WHOLE = ("packed_colwise", "moe_tp_experts", "moe_experts_allreduce", "ep_router")  # experts stay whole on every tp rank
-
-
-@dataclass
-class TensorCut:
-    """What tensor parallelism did to a module.
-
-    Attributes:
-        dims: parameter name -> the dim that is cut over tp.
-        partial: names of whole parameters whose gradients are to be added over tp.
-    """
-
-    dims: dict[str, int] = field(default_factory=dict)
-    partial: set[str] = field(default_factory=set)
-
-
-def plan_of(module: nn.Module, own_plan: Mapping[str, str]) -> dict[str, str]:
-    """Return module name -> style for every module of `module` that the plan cuts; embedding and head by vocabulary.
-
-    `own_plan`: of the family, where transformers has none. Raises: `ModelError` for a model without a plan or with a style that is
-    not known.
-    """
-    config: Any = module.config
-    plan = getattr(config.get_text_config(), "base_model_tp_plan", None) or own_plan
-    if not plan:
-        raise ModelError(f"`{type(module).__name__}` has no tensor-parallel plan, neither in transformers nor in an installed model "
-                         "family. Use a mesh without `tp`.")
-    prefix = re.escape(str(module.base_model_prefix)) + r"\."
-    patterns = [(re.compile(prefix + re.escape(name).replace(r"\*", r"\d+")), style) for name, style in plan.items()]
-    found: dict[str, str] = {}
-    for name, child in module.named_modules():
-        for pattern, style in patterns:
-            if not pattern.fullmatch(name) or style in _WHOLE or ".experts" in name:
-                continue
-            if style not in (COLUMN, ROW, GATHERED, PARTIAL):
-                raise ModelError(f"The tensor-parallel plan of `{type(module).__name__}` cuts `{name}` by the style `{style}`, which "
-                                 "is not built. Use a mesh without `tp`.")
-            if style == PARTIAL or isinstance(child, nn.Linear):
-                found[name] = style
-    return found
-
-
-def check_sizes(config: Any, tp: int) -> None:
-    """Raise `MeshError` unless `tp` divides the heads, the key/value heads and the vocabulary of a model."""
-    text = config.get_text_config()
-    fits = [size for size in range(1, int(text.num_attention_heads) + 1) if all(int(getattr(text, name)) % size == 0 for name in _DIVIDED)]
-    for name in _DIVIDED:
-        if int(getattr(text, name)) % tp:
-            raise MeshError(f"`tp={tp}` does not divide `{name}={getattr(text, name)}` of model type `{text.model_type}`. Use tp in "
-                            f"{{{', '.join(map(str, fits))}}}.")
-
-
+_WHOLE = ("packed_colwise", "moe_tp_experts")  # of experts, which stay whole on every tp rank
 _DIVIDED = ("num_attention_heads", "num_key_value_heads", "vocab_size")
 
 
-def cut_linear(name: str, linear: nn.Linear, style: str, group: Any, cut: TensorCut) -> None:
-    """Cut a linear layer in place and put the communication around it; `name` is its name, for `cut`."""
+class TensorStrategy(ParallelStrategy):
+    """`tp`."""
+
+    def check(self, config: Any, mesh: DeviceMesh) -> None:
+        """Raise `MeshError` unless tp divides the heads, the key/value heads and the vocabulary."""
+        text = config.get_text_config()
+        sizes = {name: int(getattr(text, name)) for name in _DIVIDED}
+        fits = [tp for tp in range(1, sizes["num_attention_heads"] + 1) if not any(size % tp for size in sizes.values())]
+        for name, size in sizes.items():
+            if size % mesh.tp:
+                raise MeshError(f"`tp={mesh.tp}` does not divide `{name}={size}` of model type `{text.model_type}`. Use tp in "
+                                f"{{{', '.join(map(str, fits))}}}.")
+
+    def apply(self, placed: Placed) -> None:
+        """Cut the modules that the plan names, then embedding and output layer."""
+        group = placed.ranks.group("tp")
+        for name, style in plan_of(placed).items():
+            module = placed.module.get_submodule(name)
+            if style == PARTIAL:
+                placed.cut.partial.update(f"{name}.{own}" for own, _ in module.named_parameters())
+                continue
+            base = f"{name}.base_layer" if hasattr(module, "base_layer") else name
+            _cut_linear(base, placed.module.get_submodule(base), style, group, placed)
+        _cut_vocabulary(placed, group)
+        cut_adapters(placed)
+
+
+def plan_of(placed: Placed) -> dict[str, str]:
+    """Return module name -> style. Raises: `ModelError` for a model without a plan, or with a style that is not built."""
+    module = placed.module
+    plan = getattr(module.config.get_text_config(), "base_model_tp_plan", None) or placed.own_plan
+    if not plan:
+        raise ModelError(f"`{type(module).__name__}` has no tensor-parallel plan, neither in transformers nor in an installed model "
+                         "family. Use a mesh without `tp`.")
+    prefix = re.escape(f"{module.base_model_prefix}.")
+    patterns = [(re.compile(prefix + re.escape(name).replace(r"\*", r"\d+")), style) for name, style in plan.items()]
+    found: dict[str, str] = {}
+    for name, _ in module.named_modules():
+        style = next((style for pattern, style in patterns if pattern.fullmatch(name)), None)
+        if style is None or style in _WHOLE or ".experts" in name:
+            continue
+        if style not in (COLUMN, ROW, GATHERED, PARTIAL):
+            raise ModelError(f"The tensor-parallel plan of `{type(module).__name__}` cuts `{name}` by the style `{style}`, which is "
+                             "not built. Use a mesh without `tp`.")
+        found[name] = style
+    return found
+
+
+def cut_adapters(placed: Placed) -> None:
+    """Cut the LoRA layers of adapters that are not cut yet, as their base layers are.
+
+    Beside a matrix cut by columns, lora_B is cut by columns; beside one cut by rows, lora_A by rows. Where the output is gathered
+    an adapter stays whole.
+    """
+    group = placed.ranks.group("tp")
+    for name, style in plan_of(placed).items():
+        part = {COLUMN: "lora_B", ROW: "lora_A"}.get(style)
+        for adapter, linear in getattr(placed.module.get_submodule(name), part or "", {}).items():
+            full_name = f"{name}.{part}.{adapter}"
+            if f"{full_name}.weight" not in placed.cut.dims:
+                _cut_linear(full_name, linear, style, group, placed)
+
+
+def _cut_linear(name: str, linear: nn.Linear, style: str, group: Any, placed: Placed) -> None:
     dim = 1 if style == ROW else 0
-    linear.weight = _part(linear.weight, dim, group, f"{name}.weight")
-    cut.dims[f"{name}.weight"] = dim
+    _cut_parameter(linear, "weight", dim, group, f"{name}.weight", placed)
     if style == ROW:
         linear.in_features = linear.weight.shape[1]
+    else:
+        linear.out_features = linear.weight.shape[0]
+        if linear.bias is not None:
+            _cut_parameter(linear, "bias", 0, group, f"{name}.bias", placed)
 
-        def forward(x: torch.Tensor) -> torch.Tensor:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        if style == ROW:
             out = collectives.reduce(nn.functional.linear(x, linear.weight), group)
             return out if linear.bias is None else out + linear.bias
+        out = nn.functional.linear(collectives.copy(x, group), linear.weight, linear.bias)
+        return collectives.gather(out, group) if style == GATHERED else out
 
-        linear.forward = forward  # type: ignore[method-assign]
-        return
-    linear.out_features = linear.weight.shape[0]
-    if linear.bias is not None:
-        linear.bias = _part(linear.bias, 0, group, f"{name}.bias")
-        cut.dims[f"{name}.bias"] = 0
-    linear.register_forward_pre_hook(lambda _m, args: (collectives.copy(args[0], group), *args[1:]))
-    if style == GATHERED:
-        linear.register_forward_hook(lambda _m, _i, out: collectives.gather(out, group))
+    linear.forward = forward  # type: ignore[method-assign]
 
 
-def cut_embedding(name: str, embedding: nn.Embedding, group: Any, cut: TensorCut) -> None:
-    """Cut an embedding by vocabulary: a rank looks up the tokens it has, the rest is added."""
-    embedding.weight = _part(embedding.weight, 0, group, f"{name}.weight")
-    embedding.padding_idx = None
-    cut.dims[f"{name}.weight"] = 0
+def _cut_vocabulary(placed: Placed, group: Any) -> None:
+    """Cut the embedding, and the output layer with it or by itself: each rank has a range of tokens."""
+    module = placed.module
+    embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
+    names = {id(child): name for name, child in module.named_modules()}
+    is_tied = head.weight is embedding.weight
+    _cut_parameter(embedding, "weight", 0, group, f"{names[id(embedding)]}.weight", placed)
     rows = embedding.num_embeddings = embedding.weight.shape[0]
     first = rows * dist.get_rank(group)
 
-    def forward(ids: torch.Tensor) -> torch.Tensor:
-        own = (ids >= first) & (ids < first + rows)
-        local = nn.functional.embedding((ids - first).clamp(0, rows - 1), embedding.weight)
-        return collectives.reduce(local * own[..., None], group)
+    def look_up(ids: torch.Tensor) -> torch.Tensor:
+        is_own = (ids >= first) & (ids < first + rows)
+        found = nn.functional.embedding((ids - first).clamp(0, rows - 1), embedding.weight)
+        return collectives.reduce(found * is_own[..., None], group)
 
-    embedding.forward = forward  # type: ignore[method-assign]
+    embedding.forward = look_up
+    if is_tied:
+        head.weight = embedding.weight
+        head.out_features = rows
+        head_name = f"{names[id(head)]}.weight"
+        placed.cut.dims[head_name] = 0
+        head.forward = lambda x: collectives.gather(nn.functional.linear(collectives.copy(x, group), head.weight), group)
+    else:
+        _cut_linear(names[id(head)], head, GATHERED, group, placed)
+    placed.cut.head_is_cut = True
 
 
-def _part(parameter: nn.Parameter, dim: int, group: Any, name: str) -> nn.Parameter:
+def _cut_parameter(module: nn.Module, attribute: str, dim: int, group: Any, name: str, placed: Placed) -> None:
+    whole: nn.Parameter = getattr(module, attribute)
     size = dist.get_world_size(group)
-    if parameter.shape[dim] % size:
-        raise MeshError(f"`tp={size}` does not divide dim {dim} of `{name}`, which has shape {tuple(parameter.shape)}. Use a tp that does.")
-    part = parameter.detach().chunk(size, dim)[dist.get_rank(group)].clone(memory_format=torch.contiguous_format)
-    return nn.Parameter(part, requires_grad=parameter.requires_grad)
+    if whole.shape[dim] % size:
+        raise MeshError(f"`tp={size}` does not divide dim {dim} of `{name}`, whose shape is {tuple(whole.shape)}. Use a tp that "
+                        "does.")
+    part = whole.detach().chunk(size, dim)[dist.get_rank(group)].clone(memory_format=torch.contiguous_format)
+    setattr(module, attribute, nn.Parameter(part, requires_grad=whole.requires_grad))
+    placed.cut.dims[name] = dim
+
