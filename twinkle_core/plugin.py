@@ -89,6 +89,15 @@ def twinkle_register_models() -> Mapping[str, str]:
 
 
 @hookimpl
+def twinkle_register_parallel_strategies() -> Mapping[str, str]:
+    return {
+        "dp": "twinkle_core.parallel.data_parallel:ReplicateStrategy",
+        "fsdp": "twinkle_core.parallel.data_parallel:ShardStrategy",
+        "tp": "twinkle_core.parallel.tensor:TensorStrategy",
+    }
+
+
+@hookimpl
 def twinkle_register_losses() -> Mapping[str, str]:
     return {"CrossEntropyLoss": "twinkle_core.loss.cross_entropy:CrossEntropyLoss"}
 

@@ -1,7 +1,7 @@
 """What `twinkle launch --mode torchrun` runs as each rank: `python -m twinkle_core.launchers.rank SCRIPT [ARGS...]`.
 
-An error that ends the script is written, as it would be shown, to the file that the agent names, together with its time. The agent's
-side shows the first one of all ranks (`rank_logs`).
+An error that ends the script is written, as it would be shown, to the file that the agent names, together with its time. The
+agent's side shows the first one of all ranks (`rank_logs`).
 """
 
 import contextlib

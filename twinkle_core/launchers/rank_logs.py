@@ -30,7 +30,7 @@ class RankLogs(LogsSpecs):
         self._attempt += 1
         if self._attempt:
             self._show_restart()
-        outputs = {local_rank: "" for local_rank in envs}
+        outputs = dict.fromkeys(envs, "")
         errors: dict[int, str] = {}
         for local_rank, env in envs.items():
             rank = int(env["RANK"])
@@ -70,9 +70,9 @@ def _read(path: Path) -> Any:
 
 
 def _time(data: Any) -> float:
-    return float(data.get("time", float("inf"))) if isinstance(data, dict) else float("inf")
+    """Return when an error file of `rank` was written, in seconds since 1970; infinity for what is none."""
+    return float(data["time"]) if "time" in data else float("inf")
 
 
 def _report(data: Any) -> str:
-    message = data.get("message") if isinstance(data, dict) else None
-    return str(message["extraInfo"]["py_callstack"]) if isinstance(message, dict) else ""
+    return str(data["message"]["extraInfo"]["py_callstack"]) if "time" in data else ""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from twinkle_core.metric.interface import Metric
     from twinkle_core.model.forward import MicroResult
     from twinkle_core.model.precision import LossScaler
+    from twinkle_core.parallel.placed import Placed
     from twinkle_core.processor import InputProcessor, MicroBatch
 
 
@@ -50,10 +51,40 @@ class Window:
         """Note the time."""
         self.ended_at = time.perf_counter()
 
+    def add(self, totals: "Totals") -> None:
+        """Count a call that ran."""
+        self.loss_sum += totals.loss_sum
+        self.count += totals.count
+        self.num_tokens += totals.num_tokens
+        self.tokens_read += totals.tokens_read
+        self.end()
+
     def tokens_per_s(self) -> float:
         """Return all tokens read / wall time."""
         elapsed_s = self.ended_at - self.began_at
         return self.tokens_read / elapsed_s if elapsed_s > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """What the micro-batches of one call came to, over all data ranks.
+
+    Attributes:
+        loss_sum: sum of the loss.
+        count: by which it is divided.
+        num_tokens: supervised tokens.
+        tokens_read: all tokens of the sequences.
+    """
+
+    loss_sum: float
+    count: float
+    num_tokens: int
+    tokens_read: int
+
+    @property
+    def loss(self) -> float:
+        """The token mean."""
+        return self.loss_sum / self.count if self.count else 0.0
 
 
 @dataclass(kw_only=True)
@@ -61,9 +92,7 @@ class ForwardPass:
     """What `forward` keeps for `calculate_loss` and `backward`: for each micro-batch its loss with the graph."""
 
     losses: "list[tuple[MicroBatch, torch.Tensor, float]]"
-    loss_sum: float
-    count: float
-    num_tokens: int
+    totals: Totals
     is_consumed: bool = False
 
 
@@ -96,6 +125,8 @@ class AdapterState:
         evaluation: what `forward_only` ran since then.
         last_metrics: the last answers of `calculate_metric`, by `is_training`.
         pending: the last `forward`.
+        is_reduced: whether the gradients held are reduced over the ranks.
+        placed: the ranks that the parameters live on, and what was done to them there; None before the first use.
     """
 
     name: str
@@ -122,19 +153,26 @@ class AdapterState:
     evaluation: Window = field(default_factory=Window)
     last_metrics: dict[bool, dict[str, float]] = field(default_factory=dict)
     pending: ForwardPass | None = None
+    is_reduced: bool = False
+    placed: "Placed | None" = None
 
     @property
     def is_window_complete(self) -> bool:
         """Whether as many backward passes as were said have added their gradients."""
         return self.micro_steps >= self.gradient_accumulation_steps
 
+    @property
+    def closes_window(self) -> bool:
+        """Whether the next backward pass is the last before the step, as far as that was said."""
+        return self.micro_steps + 1 >= self.gradient_accumulation_steps
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process holds all of it."""
+        return self.placed is None or self.placed.ranks.mesh.world_size == 1
+
     def note(self, batch: "MicroBatch", result: "MicroResult", *, is_training: bool) -> None:
-        """Count a micro-batch that ran."""
-        window = self.training if is_training else self.evaluation
-        window.loss_sum += result.loss_sum
-        window.count += result.count
-        window.num_tokens += batch.num_tokens
-        window.tokens_read += sum(batch.lengths)
+        """Let the added metrics see a micro-batch that ran."""
         for metric in self.metrics if is_training else self.eval_metrics:
             metric.accumulate(result.outputs.detached(), batch.targets_BT, **batch.loss_inputs)
 
@@ -142,6 +180,6 @@ class AdapterState:
         """Forget the gradients held and begin a new window. `keep_forward`: a `forward` may still get its backward pass."""
         for parameter in self.parameters.values():
             parameter.grad = None
-        self.micro_steps, self.grad_count, self.rows = 0, 0.0, []
+        self.micro_steps, self.grad_count, self.rows, self.is_reduced = 0, 0.0, [], False
         if not keep_forward:
             self.pending = None

@@ -20,6 +20,7 @@ from twinkle_core.processor import MicroBatch, TokenOutputs
 
 if TYPE_CHECKING:
     from twinkle_core.model.precision import Precision
+    from twinkle_core.parallel.placed import Placed
 
 _PROBE_TOKENS = 8
 
@@ -48,6 +49,8 @@ class ModuleRunner:
 
     def __init__(self, module: Any, precision: "Precision") -> None:
         self.module, self._precision = module, precision
+        self.root: torch.nn.Module = _Root(module, self)
+        self.placed: Placed | None = None
         self._head_is_linear: bool | None = None
         self._is_training: bool | None = None
         self._said: set[str] = set()
@@ -61,11 +64,16 @@ class ModuleRunner:
         """
         self.set_mode(training=training)
         with torch.set_grad_enabled(training), self._precision.autocast():
-            outputs = self._outputs(batch, loss, scale=scale)
-            value, count = self._apply(loss, outputs, batch)
+            root = self.placed.replica if training and self.placed is not None and self.placed.replica is not None else self.root
+            value, count, outputs = root(batch, loss, scale)
         row = torch.cat([value.detach().double().reshape(1), count.double().reshape(1),
                          outputs.logprobs.detach().double().reshape(-1)]).tolist()
         return MicroResult(loss=value, loss_sum=row[0], count=row[1], logprobs=_by_sequence(row[2:], batch), outputs=outputs)
+
+    def compute(self, batch: MicroBatch, loss: Loss, scale: float) -> tuple[torch.Tensor, torch.Tensor, TokenOutputs]:
+        """Return (sum, count, outputs): what `root` computes."""
+        outputs = self._outputs(batch, loss, scale=scale)
+        return *self._apply(loss, outputs, batch), outputs
 
     def say_once(self, text: str) -> None:
         """Warn of something that costs time or memory, once a model."""
@@ -103,7 +111,7 @@ class ModuleRunner:
         if type(module) is torch.nn.Linear and not module._forward_hooks and not module._forward_pre_hooks:  # pyright: ignore
             expected = None if loss.logprob_gradient is None else loss.logprob_gradient * scale
             logprobs_n, is_top_n = token_logprobs(
-                hidden_nd, Head(module.weight, module.bias, self._softcap()), batch.targets_N, expected_gradient=expected)
+                hidden_nd, Head(module.weight, module.bias, self._softcap(), self._vocabulary_group()), batch.targets_N, expected_gradient=expected)
         else:
             logprobs_n, is_top_n = self._through_module(module, hidden_nd, batch.targets_N)
         return TokenOutputs(logprobs=_spread(logprobs_n, batch.place_N, shape), is_top=_spread(is_top_n, batch.place_N, shape))
@@ -129,6 +137,9 @@ class ModuleRunner:
         value, count = result
         return value, torch.as_tensor(count, device=value.device)
 
+    def _vocabulary_group(self) -> Any:
+        return self.placed.ranks.group("tp") if self.placed is not None and self.placed.cut.head_is_cut else None
+
     def _softcap(self) -> float | None:
         return getattr(self.module.config.get_text_config(), "final_logit_softcapping", None)
 
@@ -153,6 +164,19 @@ class ModuleRunner:
             self.say_once(f"`{type(self.module).__name__}` does more to its logits than its output layer and a softcap, so the "
                           "memory-saving loss is off: all logits are held in memory.")
         return is_same
+
+
+class _Root(torch.nn.Module):
+    """The module and the loss in one `forward`, so that what wraps it (DDP, FSDP) sees every use of a parameter."""
+
+    def __init__(self, module: torch.nn.Module, runner: ModuleRunner) -> None:
+        super().__init__()
+        self.module = module
+        self._compute = runner.compute
+
+    def forward(self, batch: MicroBatch, loss: Loss, scale: float) -> tuple[torch.Tensor, torch.Tensor, TokenOutputs]:
+        """Return (sum, count, outputs)."""
+        return self._compute(batch, loss, scale)
 
 
 def _from_logits(logits_nv: torch.Tensor, batch: MicroBatch, *, keep: bool) -> TokenOutputs:

@@ -8,6 +8,9 @@ fp32. The gradients:
 * where the head is frozen, d logprob / d hidden is kept, [N, D], and scaled in the backward pass;
 * else the backward pass computes each chunk's logits again.
 
+Where the head is cut by vocabulary over ranks (tp), each rank has the logits of its tokens: the ranks exchange a maximum, a sum and
+the target's logit a position, and add the gradients to hidden; logits never travel.
+
 Notation: N supervised positions, D width, V vocabulary, C positions of a chunk.
 """
 
@@ -30,11 +33,13 @@ class Head(NamedTuple):
         weight: [V, D].
         bias: [V] or None.
         softcap: c of c * tanh(logits / c), or None.
+        group: the ranks over which the vocabulary is cut, in equal parts; None: it is whole.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
     softcap: float | None = None
+    group: Any = None
 
 
 def token_logprobs(
@@ -60,8 +65,8 @@ def token_logprobs(
         dtype = head.weight.dtype
     chunk = max(1, chunk_elements // head.weight.shape[0])
     needs_gradient = torch.is_grad_enabled() and (hidden_nd.requires_grad or head.weight.requires_grad)
-    result = _TokenLogprobs.apply(hidden_nd, head.weight, head.bias, targets_n, head.softcap,
-                                  expected_gradient if needs_gradient else None, chunk, dtype, needs_gradient)
+    result = _TokenLogprobs.apply(hidden_nd, head.weight, head.bias, targets_n, (head.softcap, head.group, chunk, dtype),
+                                  expected_gradient if needs_gradient else None, needs_gradient)
     return cast("tuple[torch.Tensor, torch.Tensor]", result)
 
 
@@ -69,12 +74,12 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_nd: torch.Tensor, weight_vd: torch.Tensor, bias_v: torch.Tensor | None, targets_n: torch.Tensor,
-        softcap: float | None, expected: float | None, chunk: int, dtype: torch.dtype, needs_gradient: bool,
+        settings: tuple[Any, ...], expected: float | None, needs_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(hidden_nd.device.type, enabled=False):
-            work = _Work(hidden_nd, weight_vd, bias_v, targets_n, softcap=softcap, chunk=chunk, dtype=dtype)
+            work = _Work(hidden_nd, weight_vd, bias_v, targets_n, settings)
             is_frozen = not weight_vd.requires_grad and (bias_v is None or not bias_v.requires_grad)
-            ctx.is_frozen, ctx.settings, ctx.expected, ctx.gradients = is_frozen, (softcap, chunk, dtype), expected, None
+            ctx.is_frozen, ctx.settings, ctx.expected, ctx.gradients = is_frozen, settings, expected, None
             gradient: float | None = 1.0 if is_frozen and needs_gradient else expected
             logprobs_n, is_top_n, gradients = work.run(gradient, with_weight=not is_frozen)
         if needs_gradient:
@@ -87,15 +92,14 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         gradient_n = grad_outputs[0]
         hidden_nd, weight_vd, bias_v, targets_n = ctx.saved_tensors
-        nothing = (None,) * 6
+        nothing = (None,) * 4
         if ctx.is_frozen:
             grad_hidden = ctx.gradients[0] * gradient_n[:, None].to(ctx.gradients[0].dtype)
             return (grad_hidden.to(hidden_nd.dtype), None, None, *nothing)
         if ctx.gradients is not None and gradient_n.numel() and bool((gradient_n == ctx.expected).all()):
             gradients, ctx.gradients = ctx.gradients, None  # handed over: a second backward pass computes them again
         else:
-            softcap, chunk, dtype = ctx.settings
-            work = _Work(hidden_nd, weight_vd, bias_v, targets_n, softcap=softcap, chunk=chunk, dtype=dtype)
+            work = _Work(hidden_nd, weight_vd, bias_v, targets_n, ctx.settings)
             gradients = work.run(gradient_n, with_weight=True)[2]
         grad_hidden, grad_weight, grad_bias = cast(Gradients, gradients)
         return (grad_hidden.to(hidden_nd.dtype) if ctx.needs_input_grad[0] else None, grad_weight, grad_bias, *nothing)
@@ -105,10 +109,11 @@ class _Work:
     """One pass over the chunks."""
 
     def __init__(
-        self, hidden_nd: torch.Tensor, weight_vd: torch.Tensor, bias_v: torch.Tensor | None, targets_n: torch.Tensor, *,
-        softcap: float | None, chunk: int, dtype: torch.dtype,
+        self, hidden_nd: torch.Tensor, weight_vd: torch.Tensor, bias_v: torch.Tensor | None, targets_n: torch.Tensor,
+        settings: tuple[Any, ...],
     ) -> None:
-        self.hidden_nd, self.targets_n, self.softcap, self.chunk = hidden_nd.detach().to(dtype), targets_n, softcap, chunk
+        self.softcap, self.group, self.chunk, dtype = settings
+        self.hidden_nd, self.targets_n = hidden_nd.detach().to(dtype), targets_n
         self.weight_vd = weight_vd.detach().to(dtype)
         self.bias_v = None if bias_v is None else bias_v.detach().to(dtype)
         self.weight_dtype = weight_vd.dtype
@@ -129,15 +134,13 @@ class _Work:
                 grad_bias = None if self.bias_v is None else torch.zeros_like(self.bias_v, dtype=self.weight_dtype)
         for rows in self._chunks(count):
             logits_cv, slope_cv = self._logits(rows, wide, with_slope=gradient is not None)
-            log_softmax_cv = torch.log_softmax(logits_cv, -1)
+            normalise = self._normalise if self.group is None else self._normalise_cut
+            logprobs_n[rows], is_top_n[rows], log_softmax_cv, own_c1, minus_c1 = normalise(logits_cv, self.targets_n[rows])
             del logits_cv
-            targets_c1 = self.targets_n[rows, None]
-            logprobs_n[rows] = log_softmax_cv.gather(1, targets_c1)[:, 0]
-            is_top_n[rows] = logprobs_n[rows] >= log_softmax_cv.amax(-1)
             if gradient is None:
                 continue
             delta_cv = log_softmax_cv.exp_()
-            delta_cv.scatter_add_(1, targets_c1, torch.full_like(targets_c1, -1, dtype=wide))  # p - onehot
+            delta_cv.scatter_add_(1, own_c1, minus_c1)  # p - onehot
             if isinstance(gradient, torch.Tensor):
                 delta_cv.mul_(-gradient[rows, None])
             elif gradient != -1.0:
@@ -150,8 +153,33 @@ class _Work:
                 _add_product(grad_weight, delta_cv, self.hidden_nd[rows])
             if grad_bias is not None:
                 grad_bias += delta_cv.sum(0, dtype=wide).to(grad_bias.dtype)
+        if grad_hidden is not None and self.group is not None:
+            torch.distributed.all_reduce(grad_hidden, group=self.group)
         gradients = None if grad_hidden is None else (grad_hidden, grad_weight, grad_bias)
         return logprobs_n, is_top_n, gradients
+
+    def _normalise(self, logits_cv: torch.Tensor, targets_c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return (logprobs [C], is_top [C], log-softmax [C, V], column of the target [C, 1], -1 [C, 1])."""
+        log_softmax_cv = torch.log_softmax(logits_cv, -1)
+        targets_c1 = targets_c[:, None]
+        logprobs_c = log_softmax_cv.gather(1, targets_c1)[:, 0]
+        is_top_c = logprobs_c >= log_softmax_cv.amax(-1)
+        return logprobs_c, is_top_c, log_softmax_cv, targets_c1, torch.full_like(targets_c1, -1, dtype=logits_cv.dtype)
+
+    def _normalise_cut(self, logits_cv: torch.Tensor, targets_c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the same for this rank's part of the vocabulary; where it lacks the target, the last entry is 0."""
+        tokens = logits_cv.shape[1]
+        column_c = targets_c - tokens * torch.distributed.get_rank(self.group)
+        is_own_c = (column_c >= 0) & (column_c < tokens)
+        column_c1 = column_c.clamp(0, tokens - 1)[:, None]
+        top_c = logits_cv.amax(-1)
+        torch.distributed.all_reduce(top_c, op=torch.distributed.ReduceOp.MAX, group=self.group)
+        target_c = logits_cv.gather(1, column_c1)[:, 0] * is_own_c
+        sums_2c = torch.stack([torch.exp(logits_cv - top_c[:, None]).sum(-1), target_c])
+        torch.distributed.all_reduce(sums_2c, group=self.group)
+        normaliser_c = top_c + sums_2c[0].log()
+        minus_c1 = -is_own_c[:, None].to(logits_cv.dtype)
+        return sums_2c[1] - normaliser_c, sums_2c[1] >= top_c, logits_cv - normaliser_c[:, None], column_c1, minus_c1
 
     def _chunks(self, count: int) -> Iterator[slice]:
         pieces = -(-count // self.chunk)

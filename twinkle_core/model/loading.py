@@ -70,14 +70,14 @@ def seeded(device: str, *, salt: int = 0) -> Iterator[None]:
         yield
 
 
-def seed_once() -> None:
-    """Seed torch's global generators with the session's seed, the first time in a session: what dropout draws from."""
+def seed_once(*, salt: int = 0) -> None:
+    """Seed torch's global generators with the session's seed plus `salt`, the first time in a session: what dropout draws from."""
     import torch
 
     current = session.current()
     if not current.state.get(_SEEDED):
         current.state[_SEEDED] = True
-        torch.manual_seed(current.seed)
+        torch.manual_seed(current.seed + salt)
 
 
 def _import_transformers() -> Any:

@@ -6,6 +6,7 @@ works on `sum / count` without touching the sums otherwise, and another backward
 
 import math
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 
@@ -13,7 +14,7 @@ from twinkle_core.errors import ArgumentError, NonFiniteLossError
 from twinkle_core.model.adapter import AdapterState
 from twinkle_core.model.optimizers import build_optimizer
 from twinkle_core.model.precision import overflows
-from twinkle_core.processor import MicroBatch
+from twinkle_core.parallel import gradients as parallel
 
 
 def ensure_optimizer(state: AdapterState) -> torch.optim.Optimizer:
@@ -24,10 +25,23 @@ def ensure_optimizer(state: AdapterState) -> torch.optim.Optimizer:
 
 
 def add_gradients(state: AdapterState, loss: torch.Tensor, count: float) -> None:
-    """Run the backward pass of one micro-batch; `count` is added to what the step divides by."""
-    if count and loss.requires_grad:
+    """Run the backward pass of one micro-batch; on several ranks also one without tokens, in which the others wait."""
+    if loss.requires_grad and (count or not state.is_alone):
         (loss if state.scaler is None else loss * state.scaler.scale).backward()
-        state.grad_count += count
+
+
+def reopen(state: AdapterState) -> None:
+    """Prepare gradients that a clip has reduced for another backward pass."""
+    if state.is_reduced and state.placed is not None:
+        parallel.reopen(state.placed, state.parameters)
+        state.is_reduced = False
+
+
+def finish_gradients(state: AdapterState) -> None:
+    """Reduce over the ranks what the backward passes have not. Gradients are then averages over the data ranks."""
+    if state.placed is not None and not state.is_alone and not state.is_reduced:
+        parallel.finish(state.placed, state.parameters)
+        state.is_reduced = True
 
 
 def clip_gradients(state: AdapterState, max_norm: float) -> float | None:
@@ -38,7 +52,7 @@ def clip_gradients(state: AdapterState, max_norm: float) -> float | None:
     """
     norm, factor = _norm_and_factor(state, max_norm)
     if norm is not None and factor < 1.0:
-        _scale(gradients(state), factor)
+        _scale(local_gradients(state), factor)
     return norm
 
 
@@ -46,17 +60,18 @@ def step(state: AdapterState, *, max_norm: float | None = None) -> bool:
     """Divide the gradients, clip them if `max_norm` is given, let the optimizer step, and clear them. Return whether it stepped."""
     if not state.is_window_complete:
         return False
-    held = gradients(state)
-    if not held or not state.grad_count:
+    if not state.grad_count:
         state.discard_gradients()
         return False
+    finish_gradients(state)
+    held = local_gradients(state)
     factor = 1.0
     if max_norm is not None:
         _, factor = _norm_and_factor(state, max_norm)
-    factor /= state.grad_count
+    factor *= _data_ranks(state) / state.grad_count
     if state.scaler is not None:
         factor /= state.scaler.scale
-        overflowed = overflows(global_norm(held))
+        overflowed = overflows(gradient_norm(state))
         state.scaler.update(overflowed=overflowed)
         if overflowed:
             state.discard_gradients()
@@ -81,9 +96,21 @@ def advance_scheduler(state: AdapterState) -> bool:
     return True
 
 
-def gradients(state: AdapterState) -> list[torch.Tensor]:
-    """Return the gradients held."""
-    return [parameter.grad for parameter in state.parameters.values() if parameter.grad is not None]
+def local_gradients(state: AdapterState) -> list[torch.Tensor]:
+    """Return this rank's parts of the gradients held."""
+    return [parallel.local(parameter.grad) for parameter in state.parameters.values() if parameter.grad is not None]
+
+
+def gradient_norm(state: AdapterState) -> float:
+    """Return the global L2 norm of the gradients held, the same on every rank."""
+    if state.placed is None or state.is_alone:
+        return global_norm(local_gradients(state))
+    return parallel.global_norm(state.placed, state.parameters)
+
+
+def _data_ranks(state: AdapterState) -> int:
+    """Return over how many ranks gradients are averaged: by that the sums are too small."""
+    return 1 if state.placed is None else state.placed.data_world_size
 
 
 def global_norm(tensors: Sequence[torch.Tensor]) -> float:
@@ -104,27 +131,28 @@ def check_max_norm(max_norm: object) -> None:
         raise ArgumentError(f"`max_norm={max_norm!r}`: use a number > 0, or `float('inf')` to measure the norm without clipping.")
 
 
-def check_finite(state: AdapterState, batch: MicroBatch, loss_sum: float, *, is_training: bool) -> None:
-    """Raise `NonFiniteLossError` with the batch's rows if its loss is NaN or infinite, and discard the gradients held."""
-    if math.isfinite(loss_sum):
-        return
+def raise_not_finite(state: AdapterState, rows: Sequence[int | None], loss_sum: float, *, is_training: bool) -> NoReturn:
+    """Raise `NonFiniteLossError` with the rows whose loss is NaN or infinite, and discard the gradients held.
+
+    No rows mean that another rank had them.
+    """
+    where = shown_rows(rows) if rows else "The rows are those of another rank."
     if not is_training:
-        raise NonFiniteLossError(f"The loss of this evaluation is {loss_sum}. {shown_rows(batch.row_ids)} Look at these rows and "
-                                 "at the weights.")
+        raise NonFiniteLossError(f"The loss of this evaluation is {loss_sum}. {where} Look at these rows and at the weights.")
     state.discard_gradients()
     raise NonFiniteLossError(
-        f"The loss at step {state.step + 1} is {loss_sum}. {shown_rows(batch.row_ids)} The accumulated gradients are discarded, "
-        "the weights unchanged. Look at these rows; try a lower learning rate, or `mixed_precision=\"no\"`.")
+        f"The loss at step {state.step + 1} is {loss_sum}. {where} The accumulated gradients are discarded, the weights unchanged. "
+        "Look at these rows; try a lower learning rate, or `mixed_precision=\"no\"`.")
 
 
 def _norm_and_factor(state: AdapterState, max_norm: float) -> tuple[float | None, float]:
     """Return the norm of the divided gradients and by what to scale them. The epsilon is that of torch's own clipping."""
     check_max_norm(max_norm)
-    held = gradients(state)
-    if not state.is_window_complete or not held or not state.grad_count:
+    if not state.is_window_complete or not state.grad_count:
         return None, 1.0
+    finish_gradients(state)
     state.clip = max_norm
-    norm = global_norm(held) / (state.grad_count * (1.0 if state.scaler is None else state.scaler.scale))
+    norm = gradient_norm(state) * _data_ranks(state) / (state.grad_count * (1.0 if state.scaler is None else state.scaler.scale))
     if not math.isfinite(norm):
         if state.scaler is not None:
             return norm, 1.0

@@ -4,6 +4,7 @@ The public methods, and which state each of them concerns. How a micro-batch is 
 in `training`, what is in a checkpoint in `saving`.
 """
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,7 +18,9 @@ from twinkle_core.errors import ArgumentError, ArgumentTypeError, ModelError, di
 from twinkle_core.loss.interface import FunctionLoss
 from twinkle_core.mesh import DeviceMesh
 from twinkle_core.model import reporting, training
-from twinkle_core.model.adapter import AdapterState, ForwardPass
+from twinkle_core.model.adapter import AdapterState, ForwardPass, Totals
+from twinkle_core.model.batches import run_batches
+from twinkle_core.model.family import block_classes
 from twinkle_core.model.forward import MicroResult, ModuleRunner
 from twinkle_core.model.inputs import choose_loss, features_of
 from twinkle_core.model.interface import TrainableModel
@@ -26,7 +29,10 @@ from twinkle_core.model.lora import LoraAdapters, lora_config
 from twinkle_core.model.optimizers import build_optimizer, build_scheduler
 from twinkle_core.model.packing import check_packing
 from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, resolve_dtype
-from twinkle_core.parallel.choice import choose_strategies
+from twinkle_core.parallel import gradients
+from twinkle_core.parallel.choice import check_model, choose_strategies, parallelize
+from twinkle_core.parallel.placed import Placed
+from twinkle_core.parallel.ranks import Ranks
 from twinkle_core.platforms.choice import choose_device
 from twinkle_core.processor import InputProcessor, MicroBatch, build_processor
 
@@ -75,16 +81,13 @@ class TransformersModel(TrainableModel):
         _check_accumulation(gradient_accumulation_steps)
         self.model_id, self.gradient_checkpointing = model_id, gradient_checkpointing
         self.mesh = device_mesh or session.current().mesh
-        strategies = choose_strategies(self.mesh)
+        self._strategies = choose_strategies(self.mesh)
         self.device = choose_device(device)
-        seed_once()
+        seed_once(salt=_data_rank(self.mesh))
         self.module: Any = load_pretrained(
             model_id, dtype=weights_dtype, device=self.device, attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code)
-        for strategy in strategies:
-            self.module = strategy.apply(self.module, mesh=self.mesh or DeviceMesh())
-        if gradient_checkpointing:
-            self.module.gradient_checkpointing_enable({"use_reentrant": False})
+        check_model(self.module.config, self.mesh, self._strategies)
         self.precision = Precision(self.module, dtype=weights_dtype, mixed_precision=mixed_precision,
                                    device_type=self.device.partition(":")[0])
         self.lora = LoraAdapters(self.module, device=self.device)
@@ -92,6 +95,7 @@ class TransformersModel(TrainableModel):
         self._whole = AdapterState(name="", parameters=_trainable(self.module), is_lora=False, processor=InputProcessor(),
                                    gradient_accumulation_steps=gradient_accumulation_steps)
         self._is_whole_ready = False
+        self._placed: Placed | None = None
         self._adapters: dict[str, AdapterState] = {}
 
     def state(self, adapter_name: str = "") -> AdapterState:
@@ -118,7 +122,7 @@ class TransformersModel(TrainableModel):
         kept: list[tuple[MicroBatch, torch.Tensor, float]] = []
         output, totals = self._run(
             state, inputs, loss_inputs, lambda batch, result: kept.append((batch, result.loss, result.count)))
-        state.pending = ForwardPass(losses=kept, loss_sum=totals[0], count=totals[1], num_tokens=output["num_tokens"])
+        state.pending = ForwardPass(losses=kept, totals=totals)
         return output
 
     def forward_only(
@@ -127,16 +131,9 @@ class TransformersModel(TrainableModel):
         """Run the model without gradients and without dropout; `disable_lora` runs the base model."""
         state = self.ready(adapter_name)
         state.evaluation.begin()
-
-        def note(batch: MicroBatch, result: MicroResult) -> None:
-            state.note(batch, result, is_training=False)
-
-        if disable_lora:
-            with self.lora.disabled():
-                output, _ = self._run(state, inputs, loss_inputs, note, is_training=False)
-        else:
-            output, _ = self._run(state, inputs, loss_inputs, note, is_training=False)
-        state.evaluation.end()
+        with self.lora.disabled() if disable_lora else contextlib.nullcontext():
+            output, totals = self._run(state, inputs, loss_inputs, lambda batch, result: None, is_training=False)
+        state.evaluation.add(totals)
         return output
 
     def forward_backward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
@@ -147,17 +144,16 @@ class TransformersModel(TrainableModel):
         def add(batch: MicroBatch, result: MicroResult) -> None:
             training.add_gradients(state, result.loss, result.count)
             state.rows.extend(batch.row_ids)
-            state.note(batch, result, is_training=True)
 
-        output, _ = self._run(state, inputs, loss_inputs, add)
-        state.micro_steps += 1
-        state.training.end()
+        training.reopen(state)
+        output, totals = self._run(state, inputs, loss_inputs, add)
+        self._added(state, totals)
         return output
 
     def calculate_loss(self, *, adapter_name: str = "") -> float:
         """Return the token mean of the last `forward`; asking twice changes nothing."""
         pending = self._pending(self.ready(adapter_name), "calculate_loss")
-        return pending.loss_sum / pending.count if pending.count else 0.0
+        return pending.totals.loss
 
     def backward(self, *, adapter_name: str = "") -> None:
         """Add the gradients of the last `forward`."""
@@ -168,16 +164,13 @@ class TransformersModel(TrainableModel):
                              "`forward_backward`.")
         pending.is_consumed = True
         self._runner.set_mode(training=True)
-        for batch, loss, count in pending.losses:
-            training.add_gradients(state, loss, count)
+        training.reopen(state)
+        for index, (batch, loss, count) in enumerate(pending.losses):
+            with gradients.reducing(state.placed, index == len(pending.losses) - 1 and state.closes_window):
+                training.add_gradients(state, loss, count)
             state.rows.extend(batch.row_ids)
-            state.training.tokens_read += sum(batch.lengths)
         pending.losses = []
-        state.micro_steps += 1
-        state.training.loss_sum += pending.loss_sum
-        state.training.count += pending.count
-        state.training.num_tokens += pending.num_tokens
-        state.training.end()
+        self._added(state, pending.totals)
 
     def clip_grad_norm(self, max_norm: float = 1.0, *, adapter_name: str = "") -> float | None:
         """Clip the accumulated gradient, divided by its token count; None where there is nothing to clip yet."""
@@ -277,6 +270,9 @@ class TransformersModel(TrainableModel):
                 raise ModelError("An optimizer was set for the whole model, which a LoRA freezes. Call `set_optimizer` after "
                                  "`add_adapter_to_model`.")
             self.precision.keep_widened()
+        if self._placed is not None and self._strategies and not self._adapters:
+            raise ModelError("This model was used as a whole on its mesh already. Call `add_adapter_to_model` before the first "
+                             "forward pass.")
         made = lora_config(config)
         whole = self._whole
         parameters = self.lora.add(adapter_name, made)
@@ -344,27 +340,34 @@ class TransformersModel(TrainableModel):
             self.precision.use_full()
             state.scaler = self._scaler()
             self._is_whole_ready = True
+        if self._placed is None:
+            self._place()
         return state
+
+    def _place(self) -> None:
+        """Put the module, with the adapters that it has by now, on its ranks."""
+        placed = Placed(module=self.module, root=self._runner.root, is_lora=bool(self._adapters), blocks=block_classes(self.module),
+                        ranks=Ranks(self.mesh, device_type=self.device.partition(":")[0]))
+        parallelize(placed, self._strategies, gradient_checkpointing=self.gradient_checkpointing)
+        self._placed, self._runner.placed = placed, placed
+        for state in (self._whole, *self._adapters.values()):
+            state.placed = placed
+            state.parameters = self.lora.parameters(state.name) if state.is_lora else _trainable(self.module)
 
     def _run(
         self, state: AdapterState, inputs: Sequence[Any], loss_inputs: dict[str, Any],
         each: Callable[[MicroBatch, MicroResult], None], *, is_training: bool = True,
-    ) -> tuple[ModelOutput, tuple[float, float]]:
-        """Run all micro-batches; `each` is called after every one. Return the output and (loss sum, count)."""
+    ) -> tuple[ModelOutput, Totals]:
+        """Run all micro-batches; `each` is called after every one."""
         features = features_of(inputs, state)
         loss, extra = choose_loss(state, loss_inputs, features, training=is_training)
-        scale = state.scaler.scale if state.scaler is not None else 1.0
-        total = count = 0.0
-        num_tokens = 0
-        logprobs: list[list[float]] = []
-        for batch in state.processor.micro_batches(features, extra, device=self.device):
-            result = self._runner.run(batch, loss, training=is_training, scale=scale)
-            training.check_finite(state, batch, result.loss_sum, is_training=is_training)
-            each(batch, result)
-            total, count, num_tokens = total + result.loss_sum, count + result.count, num_tokens + batch.num_tokens
-            logprobs.extend(result.logprobs)
-            del result  # what it holds of this micro-batch must not be there beside the next one's
-        return ModelOutput(loss=total / count if count else 0.0, num_tokens=num_tokens, logprobs=logprobs), (total, count)
+        return run_batches(self._runner, state, features, loss, extra, device=self.device, is_training=is_training,
+                           closes_window=state.closes_window, each=each)
+
+    def _added(self, state: AdapterState, totals: Totals) -> None:
+        state.grad_count += totals.count
+        state.micro_steps += 1
+        state.training.add(totals)
 
     def _stepped(self, state: AdapterState, has_stepped: bool) -> bool:
         if has_stepped:
@@ -383,6 +386,11 @@ class TransformersModel(TrainableModel):
 
 def _trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def _data_rank(mesh: DeviceMesh | None) -> int:
+    """Return which slice of the data this process sees, so that data ranks draw different dropout masks and others the same."""
+    return 0 if mesh is None or mesh.world_size == 1 else mesh.data_rank(session.current().launcher.topology().rank)
 
 
 def _check_accumulation(value: object) -> None:

@@ -1,18 +1,25 @@
-"""Which strategies a mesh needs."""
+"""Which strategies a mesh needs, and the order in which they are applied."""
+
+from typing import Any
 
 from twinkle_core import registry
 from twinkle_core.errors import MeshError, listing
-from twinkle_core.mesh import AXES, DeviceMesh
+from twinkle_core.mesh import DeviceMesh
 from twinkle_core.parallel.interface import ParallelStrategy
+from twinkle_core.parallel.placed import Placed
+
+ORDER = ("pp", "tp", "fsdp", "dp")
+"""pp cuts first, so that the others see only what stays. tp cuts single matrices, which fsdp then shards as they are; dp wraps the
+whole, or leaves its reduction to fsdp or to the step."""
 
 
-def choose_strategies(mesh: DeviceMesh | None) -> list[ParallelStrategy]:
-    """Return the strategy of each mesh axis that has more than one rank, from the outermost axis to the innermost.
+def choose_strategies(mesh: DeviceMesh | None) -> dict[str, ParallelStrategy]:
+    """Return axis -> strategy for each mesh axis that has more than one rank, in the order of application.
 
     Raises: `MeshError` if none is installed for an axis.
     """
-    strategies: list[ParallelStrategy] = []
-    for axis in AXES:
+    strategies: dict[str, ParallelStrategy] = {}
+    for axis in ORDER:
         size = 1 if mesh is None else getattr(mesh, axis)
         if size == 1:
             continue
@@ -20,5 +27,23 @@ def choose_strategies(mesh: DeviceMesh | None) -> list[ParallelStrategy]:
         if axis not in installed:
             raise MeshError(f"`{axis}_size={size}`: no parallel strategy for the mesh axis `{axis}` is installed. Installed: "
                             f"{listing(installed)}. Use a mesh of one rank, or install a plugin that brings it.")
-        strategies.append(registry.resolve("parallel_strategies", axis)())
+        strategies[axis] = registry.resolve("parallel_strategies", axis)()
     return strategies
+
+
+def parallelize(placed: Placed, strategies: dict[str, ParallelStrategy], *, gradient_checkpointing: bool) -> None:
+    """Apply the strategies to a module whose adapters are in it already, and turn activation checkpointing on between."""
+    for axis in ("pp", "tp"):
+        if axis in strategies:
+            strategies[axis].apply(placed)
+    if gradient_checkpointing:  # after tp, so that what is computed again communicates; before fsdp, so that it is gathered again
+        placed.module.gradient_checkpointing_enable({"use_reentrant": False})
+    for axis in ("fsdp", "dp"):
+        if axis in strategies:
+            strategies[axis].apply(placed)
+
+
+def check_model(config: Any, mesh: DeviceMesh | None, strategies: dict[str, ParallelStrategy]) -> None:
+    """Raise `MeshError` if a model of this configuration does not fit the mesh, before any process waits for another."""
+    for strategy in strategies.values():
+        strategy.check(config, mesh or DeviceMesh())

@@ -22,8 +22,11 @@ from twinkle_core.parallel.ranks import DATA_AXES
 
 
 @contextlib.contextmanager
-def reducing(placed: Placed, is_last: bool) -> Iterator[None]:
+def reducing(placed: Placed | None, is_last: bool) -> Iterator[None]:
     """Reduce the gradients of the backward pass inside the block only if it `is_last` before the step."""
+    if placed is None:
+        yield
+        return
     if placed.is_sharded:
         placed.root.set_requires_gradient_sync(is_last)  # type: ignore[operator]
     with contextlib.nullcontext() if placed.replica is None or is_last else placed.replica.no_sync():

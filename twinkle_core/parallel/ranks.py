@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
 
 from twinkle_core import session, settings
 from twinkle_core.errors import MeshError, ModeError
@@ -90,8 +92,8 @@ def _start_process_group(mesh: DeviceMesh, device_type: str) -> None:
     if mesh.world_size != place.world_size:
         raise MeshError(f"The mesh {mesh.factors()} has {mesh.world_size} ranks, torchrun started {place.world_size}.")
     # Restarted ranks share the agent's store with their predecessors: without a prefix gloo finds the dead ones' addresses.
-    store, rank, world_size = next(iter(dist.rendezvous("env://")))
-    store = dist.PrefixStore(f"restart_{place.restart}", store)
+    store, rank, world_size = next(iter(rendezvous("env://")))
+    store = distributed_c10d.PrefixStore(f"restart_{place.restart}", store)
     dist.init_process_group(_BACKENDS.get(device_type, "gloo"), store=store, rank=rank, world_size=world_size)
     session.current().on_close(_leave)
 

@@ -64,10 +64,12 @@ def plan_of(placed: Placed) -> dict[str, str]:
                          "family. Use a mesh without `tp`.")
     prefix = re.escape(f"{module.base_model_prefix}.")
     patterns = [(re.compile(prefix + re.escape(name).replace(r"\*", r"\d+")), style) for name, style in plan.items()]
+    ends = (module.get_input_embeddings(), module.get_output_embeddings())
+    vocabulary = {name for name, child in module.named_modules() if child in ends}  # cut by `_cut_vocabulary`
     found: dict[str, str] = {}
     for name, _ in module.named_modules():
         style = next((style for pattern, style in patterns if pattern.fullmatch(name)), None)
-        if style is None or style in _WHOLE or ".experts" in name:
+        if style is None or style in _WHOLE or ".experts" in name or name in vocabulary:
             continue
         if style not in (COLUMN, ROW, GATHERED, PARTIAL):
             raise ModelError(f"The tensor-parallel plan of `{type(module).__name__}` cuts `{name}` by the style `{style}`, which is "

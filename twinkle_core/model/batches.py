@@ -1,0 +1,91 @@
+"""Running the micro-batches of one call, in step with the other ranks.
+
+Every data rank runs as many micro-batches as the one that has most: a rank without rows fills up with a row that is not trained on,
+so that nobody waits in a collective for somebody who has nothing to do.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from twinkle_core.data_format import IGNORE_INDEX, InputFeature, ModelOutput
+from twinkle_core.loss.interface import Loss
+from twinkle_core.model import training
+from twinkle_core.model.adapter import AdapterState, Totals
+from twinkle_core.model.forward import MicroResult, ModuleRunner
+from twinkle_core.parallel import gradients
+from twinkle_core.parallel.ranks import DATA_AXES
+from twinkle_core.processor import MicroBatch
+
+Each = Callable[[MicroBatch, MicroResult], None]
+
+
+def run_batches(
+    runner: ModuleRunner, state: AdapterState, features: Sequence[Any], loss: Loss, loss_inputs: Mapping[str, Any], *,
+    device: str, is_training: bool, closes_window: bool, each: Each,
+) -> tuple[ModelOutput, Totals]:
+    """Run all micro-batches of `features` and return what they gave; `loss` is the token mean over all data ranks.
+
+    Args:
+        runner: runs the module.
+        state: whose processor, scale and ranks are used.
+        features: this rank's.
+        loss: the loss.
+        loss_inputs: what it gets beside outputs and targets.
+        device: where the tensors are put.
+        is_training: with gradients, and dropout on.
+        closes_window: whether a backward pass of the last micro-batch is the last before the step.
+        each: called after every micro-batch; a backward pass belongs there.
+
+    Raises: `NonFiniteLossError` on every rank if any micro-batch of any rank has a loss that is not finite.
+    """
+    scale = state.scaler.scale if state.scaler is not None else 1.0
+    sums = [0.0, 0.0, 0.0, 0.0]
+    bad_rows: list[int | None] = []
+    bad_loss = 0.0
+    logprobs: list[list[float]] = []
+    for batch, is_real, is_last in _in_step(state, features, loss_inputs, device=device):
+        with gradients.reducing(state.placed, is_last and closes_window):
+            result = runner.run(batch, loss, training=is_training, scale=scale)
+            if not math.isfinite(result.loss_sum):
+                bad_loss, bad_rows = result.loss_sum, list(batch.row_ids)
+                if state.is_alone:
+                    break
+            each(batch, result)
+        if is_real:
+            logprobs.extend(result.logprobs)
+            if not bad_rows:
+                state.note(batch, result, is_training=is_training)
+        for index, number in enumerate((result.loss_sum, result.count, batch.num_tokens, sum(batch.lengths) * is_real)):
+            sums[index] += number
+    sums = sums if state.placed is None else state.placed.ranks.sum_numbers(sums, *DATA_AXES)
+    if bad_rows or not math.isfinite(sums[0]):
+        training.raise_not_finite(state, bad_rows, bad_loss or sums[0], is_training=is_training)
+    totals = Totals(loss_sum=sums[0], count=sums[1], num_tokens=int(sums[2]), tokens_read=int(sums[3]))
+    return ModelOutput(loss=totals.loss, num_tokens=totals.num_tokens, logprobs=logprobs), totals
+
+
+def _in_step(
+    state: AdapterState, features: Sequence[Any], loss_inputs: Mapping[str, Any], *, device: str,
+) -> Iterator[tuple[MicroBatch, bool, bool]]:
+    """Yield (micro-batch, whether it holds rows of this rank, whether it is the last)."""
+    if state.is_alone:
+        following = state.processor.micro_batches(features, loss_inputs, device=device)
+        current = next(following, None)
+        while current is not None:
+            after = next(following, None)
+            yield current, True, after is None
+            current = after
+        return
+    ranks = state.placed.ranks  # type: ignore[union-attr]
+    own = list(state.processor.micro_batches(features, loss_inputs, device=device))
+    count = ranks.max_number(len(own), *DATA_AXES)
+    for index in range(count):
+        is_real = index < len(own)
+        yield own[index] if is_real else _empty(state, loss_inputs, device), is_real, index == count - 1
+
+
+def _empty(state: AdapterState, loss_inputs: Mapping[str, Any], device: str) -> MicroBatch:
+    row = InputFeature(input_ids=[state.processor.pad_token_id] * 2, labels=[IGNORE_INDEX] * 2)
+    inputs = {name: [0.0] if isinstance(value, list | tuple) else value for name, value in loss_inputs.items()}
+    return state.processor.collate([row], inputs, device=device)
