@@ -104,7 +104,7 @@ def _without_progress_bar(transformers: Any) -> Iterator[None]:
 
 
 def _leave_out_kernel_advice() -> None:
-    """Keep transformers from advising GPU kernels on a machine without a GPU, where its reference implementation is all there is."""
+    """Keep transformers from advising GPU kernels on a machine without a GPU, where its reference code is all there is."""
     import torch
 
     if not torch.cuda.is_available():
