@@ -28,7 +28,13 @@ the boundary, with `raise ... from error`.
 """
 
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class TwinkleError(Exception):
@@ -151,6 +157,20 @@ def listing(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names)) or "none"
 
 
+def check_flag(name: str, value: object, *, none: str | None = None) -> None:
+    """Raise `ArgumentTypeError` unless `value` is True or False. `none` says what None means, where that is allowed too."""
+    if not isinstance(value, bool) and (value is not None or none is None):
+        raise ArgumentTypeError(f"`{name}={value!r}` is of type {type(value).__name__}. Use True or False"
+                                f"{'' if none is None else f', or None: {none}'}.")
+
+
+def check_count(name: str, value: object, *, least: int, none: str | None = None) -> None:
+    """Raise `ArgumentError` unless `value` is an integer >= `least`. `none` says what None means, where that is allowed too."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if not is_count and (value is not None or none is None):
+        raise ArgumentError(f"`{name}={value!r}`: use an integer >= {least}{'' if none is None else f', or None {none}'}.")
+
+
 def check_keywords(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
     """Raise `UnknownArgumentError` if `given` holds a keyword that is not in `allowed`. `what` is the function's name."""
     permitted = list(allowed)
@@ -158,3 +178,22 @@ def check_keywords(what: str, given: Iterable[str], allowed: Iterable[str]) -> N
         if name not in permitted:
             raise UnknownArgumentError(
                 f"`{what}` has no argument `{name}`.{did_you_mean(name, permitted)} It takes: {listing(permitted)}.")
+
+
+def checks_keywords(method: Callable[P, R], name: str = "") -> Callable[P, R]:
+    """Return `method` with `UnknownArgumentError` and near matches for a keyword that it does not have.
+
+    `name` is what the error calls it; left out: its own name, of a constructor the class's.
+    """
+    parameters = inspect.signature(method).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return method
+
+    @functools.wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not kwargs.keys() <= parameters.keys():
+            check_keywords(name or method.__qualname__.removesuffix(".__init__"), kwargs,
+                           [parameter for parameter in parameters if parameter != "self"])
+        return method(*args, **kwargs)
+
+    return checked

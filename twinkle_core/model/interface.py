@@ -117,7 +117,10 @@ class TrainableModel(RemoteComponent):
     def add_adapter_to_model(
         self, adapter_name: str, config: Any, *, gradient_accumulation_steps: int = 1,
     ) -> None:
-        """Add a LoRA and train it instead of the model. `config`: a peft `LoraConfig` or a dict of its fields."""
+        """Add a LoRA and train it instead of the model.
+
+        `config`: a peft `LoraConfig` or a dict of its fields. `gradient_accumulation_steps`: this adapter's, whatever the model's.
+        """
 
     @remote_function()
     @abstractmethod

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from twinkle_core import session, settings
-from twinkle_core.errors import MissingExtraError, ModelError, TwinkleError
+from twinkle_core.errors import MissingExtraError, ModelError, TwinkleError, check_flag
 from twinkle_core.hub import resolve_model
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def load_pretrained(
         HubError: it cannot be found.
         ModelError: it is no causal language model, or its files do not hold all of its weights.
     """
+    check_flag("trust_remote_code", trust_remote_code, none="as `TWINKLE_TRUST_REMOTE_CODE` says")
     transformers = _import_transformers()
     _leave_out_kernel_advice()
     folder = resolve_model(model_id, trust_remote_code=trust_remote_code)

@@ -1,18 +1,35 @@
-"""Whether a model may have several sequences in one row."""
+"""Whether a processor fits a model, and above all whether the model may have several sequences in one row."""
 
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from twinkle_core import registry
-from twinkle_core.errors import ModelError
+from twinkle_core.errors import ArgumentError, ModelError
 
 if TYPE_CHECKING:
     from twinkle_core.model.forward import ModuleRunner
+    from twinkle_core.processor import InputProcessor
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _TOLERANCE = 1e-3
 """Packed against single in fp32, relative to the largest hidden state. Qwen3.5's state leaks 0.034; noise is 1e-6."""
+
+
+def fit_processor(processor: "InputProcessor", runner: "ModuleRunner") -> None:
+    """Hold what a processor does against the model, and let it make long packed rows where attention skips what is masked.
+
+    Raises: `ArgumentError` for padding that the vocabulary lacks; what `check_packing` raises.
+    """
+    config = runner.module.config
+    vocab_size = config.get_text_config().vocab_size
+    if processor.pad_token_id >= vocab_size:
+        raise ArgumentError(f"`pad_token_id={processor.pad_token_id}`: this model has the tokens 0 to {vocab_size - 1}. Use one of "
+                            "these; 0 is as good as any, for nothing attends to padding.")
+    if processor.packing:
+        check_packing(runner)
+        if "flash" in str(config._attn_implementation):
+            processor.longest_packed_row = None  # these kernels skip what is masked, and know packed rows only one at a time
 
 
 def check_packing(runner: "ModuleRunner") -> None:

@@ -34,9 +34,9 @@ def resolve_dtype(value: Any) -> torch.dtype | None:
                             f"{listing(DTYPES)}, or None.")
 
 
-def check_mixed_precision(value: str | None) -> None:
+def check_mixed_precision(value: object) -> None:
     """Raise `ArgumentError` unless `value` is None or a known name."""
-    if value is not None and value not in NAMES:
+    if value is not None and (not isinstance(value, str) or value not in NAMES):
         raise ArgumentError(f"`mixed_precision={value!r}` is not allowed. Use one of: {listing(NAMES)}, or None: fp32 in "
                             "full-parameter training, the frozen weights' dtype under LoRA.")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twinkle_core.data_format import IGNORE_INDEX, InputFeature, check_feature
-from twinkle_core.errors import ArgumentError, ArgumentTypeError, DataError, check_keywords
+from twinkle_core.errors import ArgumentTypeError, DataError, check_count, check_flag, check_keywords
 from twinkle_core.processor.micro_batch import MicroBatch
 from twinkle_core.processor.packing import SINGLE_ROW, pack_rows
 
@@ -32,10 +32,10 @@ class InputProcessor:
     """
 
     def __init__(self, *, micro_batch_size: int | None = None, packing: bool = False, pad_token_id: int = 0) -> None:
-        if micro_batch_size is not None and (
-                not isinstance(micro_batch_size, int) or isinstance(micro_batch_size, bool) or micro_batch_size < 1):
-            raise ArgumentError(f"`micro_batch_size={micro_batch_size!r}`: use an integer >= 1, or None for all rows at once.")
-        self.micro_batch_size, self.packing, self.pad_token_id = micro_batch_size, bool(packing), pad_token_id
+        check_count("micro_batch_size", micro_batch_size, least=1, none="for all rows at once")
+        check_flag("packing", packing)
+        check_count("pad_token_id", pad_token_id, least=0)
+        self.micro_batch_size, self.packing, self.pad_token_id = micro_batch_size, packing, pad_token_id
         self.longest_packed_row: int | None = SINGLE_ROW  # the model lifts it where attention skips what is masked
 
     def prepare(self, features: Sequence[InputFeature]) -> Sequence[InputFeature]:

@@ -41,8 +41,6 @@ class AdapterModels:
     """
 
     def __init__(self, base: Any, *, model_id: str, keep: int, load_model: Callable[[Path], torch.nn.Module]) -> None:
-        if keep < 1:
-            raise ArgumentError(f"`max_cached_adapters={keep}`: use an integer >= 1.")
         self.base = base
         self.model_id = model_id
         self._keep = keep

@@ -11,7 +11,7 @@ from typing import Any
 
 from twinkle_core import registry, session
 from twinkle_core.data_format import SampledSequence, SampleResponse, SamplingParams
-from twinkle_core.errors import ArgumentError, HubError, MeshError, SamplerError, TemplateError
+from twinkle_core.errors import ArgumentError, HubError, MeshError, SamplerError, TemplateError, check_count
 from twinkle_core.mesh import DeviceMesh
 from twinkle_core.model.loading import load_pretrained
 from twinkle_core.model.precision import resolve_dtype
@@ -67,8 +67,8 @@ class TorchSampler(Sampler):
         remote_group: str | None = None,
         device_mesh: DeviceMesh | None = None,
     ) -> None:
-        if max_batch_size < 1:
-            raise ArgumentError(f"`max_batch_size={max_batch_size}`: use an integer >= 1.")
+        check_count("max_batch_size", max_batch_size, least=1)
+        check_count("max_cached_adapters", max_cached_adapters, least=1)
         if device_mesh is not None and device_mesh.world_size != device_mesh.data_world_size:
             raise MeshError(f"`TorchSampler` holds the whole model on each rank, but the mesh is {device_mesh.factors()}. Use `dp` "
                             "and `fsdp` only.")
