@@ -206,6 +206,10 @@ def check_feature(feature: object, *, where: str) -> InputFeature:
         if key not in FEATURE_KEYS:
             raise DataError(
                 f"{where} has the unknown key `{key}`.{did_you_mean(key, FEATURE_KEYS)} A feature has: {listing(FEATURE_KEYS)}.")
+    for key in ("input_ids", "labels", "old_logprobs"):
+        if key in given and (isinstance(given[key], str | bytes | Mapping) or not hasattr(given[key], "__len__")):
+            raise DataError(f"{where}: `{key}` is {given[key]!r} of type {type(given[key]).__name__}. Use a list with one number a "
+                            "token.")
     if "input_ids" not in given or len(given["input_ids"]) == 0:
         raise DataError(f"{where} has no `input_ids`. A feature holds at least one token.")
     length = len(given["input_ids"])

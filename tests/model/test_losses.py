@@ -194,3 +194,25 @@ def test_conversations_are_encoded_by_the_models_template(ms_cache):
     model.set_template("Template", max_length=12, truncation_strategy="split")
     with pytest.raises(DataError, match=r"inputs\[0\] became \d+ features: the template's truncation split it.*Dataset.encode"):
         model.forward_only(inputs=[CHAT])
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"input_ids": [5, 99999], "labels": [5, 6]}, r"inputs\[1\] \(row 101\): `input_ids\[1\]` is 99999, .*vocabulary is 0 to 100"),
+    ({"input_ids": [5, 6], "labels": [5, -1]}, r"`labels\[1\]` is -1"),
+    ({"input_ids": [5] * 129, "labels": [5] * 129}, r"has 129 tokens, but the model has 128 positions"),
+])
+@pytest.mark.parametrize("method", ["forward", "forward_only", "forward_backward"])
+def test_what_the_model_cannot_read_is_an_error_before_the_first_micro_batch_runs(method, change, text, build, batch):
+    model = build()
+    model.set_processor(micro_batch_size=1)
+    model.forward_backward(inputs=batch(9))
+    held = [parameter.grad.clone() for parameter in model.module.parameters()]
+    ran = []
+    model.module.register_forward_pre_hook(lambda *_: ran.append(1))
+    features = batch(6, 8)
+    features[1] |= change
+    with pytest.raises(DataError, match=text):
+        getattr(model, method)(inputs=features)
+    assert not ran
+    for parameter, before in zip(model.module.parameters(), held, strict=True):
+        assert torch.equal(parameter.grad, before)

@@ -15,7 +15,7 @@ from twinkle_core.model.adapter import AdapterState, Totals
 from twinkle_core.model.forward import MicroResult, ModuleRunner
 from twinkle_core.parallel import gradients
 from twinkle_core.parallel.ranks import DATA_AXES
-from twinkle_core.processor import MicroBatch
+from twinkle_core.processor import Limits, MicroBatch
 
 Each = Callable[[MicroBatch, MicroResult], None]
 
@@ -44,7 +44,8 @@ def run_batches(
     bad_rows: list[int | None] = []
     bad_loss = 0.0
     logprobs: list[list[float]] = []
-    for batch, is_real, is_last in _in_step(state, features, loss_inputs, device=device):
+    limits = Limits.of(runner.module.config)
+    for batch, is_real, is_last in _in_step(state, features, loss_inputs, limits, device=device):
         with gradients.reducing(state.placed, is_last and closes_window):
             result = runner.run(batch, loss, training=is_training, scale=scale)
             if not math.isfinite(result.loss_sum):
@@ -66,11 +67,11 @@ def run_batches(
 
 
 def _in_step(
-    state: AdapterState, features: Sequence[Any], loss_inputs: Mapping[str, Any], *, device: str,
+    state: AdapterState, features: Sequence[Any], loss_inputs: Mapping[str, Any], limits: Limits, *, device: str,
 ) -> Iterator[tuple[MicroBatch, bool, bool]]:
     """Yield (micro-batch, whether it holds rows of this rank, whether it is the last)."""
     if state.is_alone:
-        following = state.processor.micro_batches(features, loss_inputs, device=device)
+        following = state.processor.micro_batches(features, loss_inputs, device=device, limits=limits)
         current = next(following, None)
         while current is not None:
             after = next(following, None)
@@ -78,7 +79,7 @@ def _in_step(
             current = after
         return
     ranks = state.placed.ranks  # type: ignore[union-attr]
-    own = list(state.processor.micro_batches(features, loss_inputs, device=device))
+    own = list(state.processor.micro_batches(features, loss_inputs, device=device, limits=limits))
     count = ranks.max_number(len(own), *DATA_AXES)
     for index in range(count):
         is_real = index < len(own)

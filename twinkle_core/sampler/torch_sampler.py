@@ -16,13 +16,14 @@ from twinkle_core.mesh import DeviceMesh
 from twinkle_core.model.loading import load_pretrained
 from twinkle_core.model.precision import resolve_dtype
 from twinkle_core.platforms.choice import choose_device
+from twinkle_core.processor import Limits
 from twinkle_core.remote import remote_function
 from twinkle_core.sampler.adapters import AdapterModels
 from twinkle_core.sampler.choosing import stream_seed
 from twinkle_core.sampler.decoding import Completion, Job, complete
 from twinkle_core.sampler.interface import Sampler
 from twinkle_core.sampler.probing import can_pad
-from twinkle_core.sampler.prompts import Limits, Prompt, read_prompts
+from twinkle_core.sampler.prompts import Prompt, read_prompts
 from twinkle_core.sampler.stopping import StopRule
 from twinkle_core.template.template import load_tokenizer
 
@@ -159,7 +160,7 @@ class TorchSampler(Sampler):
     ) -> list[SampleResponse]:
         params = SamplingParams.of(sampling_params)
         model = self._adapters.get(adapter_name, adapter_uri)
-        prompts = read_prompts(inputs, self._template, self._limits(), max_tokens=params.max_tokens)
+        prompts = read_prompts(inputs, self._template, Limits.of(self.model.config), max_tokens=params.max_tokens)
         seeds = self._seeds(prompts, params)
         self._calls += 1
         rule = self._stop_rule(params)
@@ -205,11 +206,6 @@ class TorchSampler(Sampler):
         rank = mesh.data_rank(current.launcher.topology().rank) if mesh is not None else 0
         return [[stream_seed("drawn", current.seed, rank, self._number, self._calls, index, sample) for sample in samples]
                 for index in range(len(prompts))]
-
-    def _limits(self) -> Limits:
-        config = self.model.config.get_text_config()
-        return Limits(vocab_size=self.model.get_input_embeddings().weight.shape[0],
-                      positions=getattr(config, "max_position_embeddings", None))
 
     def _stop_rule(self, params: SamplingParams) -> StopRule:
         tokenizer = self._template.tokenizer if self._template is not None else self._own_tokenizer()
