@@ -30,8 +30,9 @@ the boundary, with `raise ... from error`.
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -169,6 +170,18 @@ def check_count(name: str, value: object, *, least: int, none: str | None = None
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
     if not is_count and (value is not None or none is None):
         raise ArgumentError(f"`{name}={value!r}`: use an integer >= {least}{'' if none is None else f', or None {none}'}.")
+
+
+def check_finite(name: str, value: object) -> None:
+    """Raise `ArgumentError` if `value`, or a number in it, is NaN or infinite. Other values are left to whoever takes them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ArgumentError(f"`{name}={value!r}` is not finite: the weights would be NaN after one step. Use a finite number.")
+    if isinstance(value, list | tuple):
+        for entry in cast("Sequence[object]", value):
+            check_finite(name, entry)
+    if isinstance(value, Mapping):
+        for key, entry in cast("Mapping[object, object]", value).items():
+            check_finite(f"{name}[{key!r}]", entry)
 
 
 def check_keywords(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:

@@ -91,6 +91,14 @@ class ModuleRunner:
             self.module.train(training)
             self._is_training = training
 
+    def forget_mode(self) -> None:
+        """Set the mode again before the next run: the module got new parts, which come in a mode of their own."""
+        self._is_training = None
+
+    def forget_head(self) -> None:
+        """Check again before the next run whether the head gives the model's logits: the module was changed."""
+        self._head_is_linear = None
+
     def _outputs(self, batch: MicroBatch, loss: Loss, *, scale: float) -> TokenOutputs:
         shape = batch.targets_BT.shape
         if self._head_is_linear is None:

@@ -25,10 +25,11 @@ from twinkle_core.model.forward import MicroResult, ModuleRunner
 from twinkle_core.model.inputs import choose_loss, features_of
 from twinkle_core.model.interface import TrainableModel
 from twinkle_core.model.loading import load_pretrained, seed_once
-from twinkle_core.model.lora import LoraAdapters, lora_config
+from twinkle_core.model.lora import LoraAdapters, check_adapter_name, lora_config
 from twinkle_core.model.optimizers import build_optimizer, build_scheduler
 from twinkle_core.model.packing import fit_processor
 from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, resolve_dtype
+from twinkle_core.model.undo import undone_on_error
 from twinkle_core.parallel import gradients
 from twinkle_core.parallel.choice import check_model, choose_strategies, parallelize
 from twinkle_core.parallel.placed import Placed
@@ -259,8 +260,7 @@ class TransformersModel(TrainableModel):
     def add_adapter_to_model(self, adapter_name: str, config: Any, *, gradient_accumulation_steps: int = 1) -> None:
         """Add a LoRA. What was said for the whole model before (loss, template, processor, metrics) is where it starts from;
         its accumulation is its own."""
-        if not isinstance(adapter_name, str) or not adapter_name or not adapter_name.replace("-", "_").isidentifier():
-            raise ArgumentError(f"`adapter_name={adapter_name!r}`: use letters, digits, `_` and `-`, beginning with a letter.")
+        check_adapter_name(adapter_name)
         if adapter_name in self._adapters:
             raise ArgumentError(f"This model has an adapter `{adapter_name}` already. Adapters: {listing(self._adapters)}. Choose "
                                 "another name.")
@@ -280,6 +280,7 @@ class TransformersModel(TrainableModel):
                 f"The model was told `gradient_accumulation_steps={whole.gradient_accumulation_steps}`, which is that of "
                 f"full-parameter training; the adapter `{adapter_name}` has its own, 1. Say it in `add_adapter_to_model`.")
         parameters = self.lora.add(adapter_name, made)
+        self._runner.forget_mode()
         whole.discard_gradients()
         self.precision.use_lora()
         self._adapters[adapter_name] = AdapterState(
@@ -327,7 +328,10 @@ class TransformersModel(TrainableModel):
         """Call `patch(module)`; it changes the module in place."""
         if not callable(patch):
             raise ArgumentTypeError(f"`apply_patch` got {patch!r}. Pass a function that takes the module and changes it in place.")
-        patch(self.module)
+        self._runner.forget_mode()
+        self._runner.forget_head()
+        with undone_on_error(self.module):
+            patch(self.module)
         if self._whole.optimizer is None and not self._adapters:  # a patch may have frozen some
             self._whole.parameters = _trainable(self.module)
 
