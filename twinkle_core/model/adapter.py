@@ -4,7 +4,10 @@
 is decided in `twinkle_core.model.training`.
 """
 
+import contextlib
+import copy
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +46,16 @@ class Window:
         """Whether nothing ran."""
         return self.began_at == 0.0
 
-    def begin(self) -> None:
-        """Note the time, if this is the first."""
-        self.began_at = self.began_at or time.perf_counter()
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """Note the time, if this is the first that runs; forget it again if the block raises."""
+        before = self.began_at
+        self.began_at = before or time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self.began_at = before
+            raise
 
     def end(self) -> None:
         """Note the time."""
@@ -171,10 +181,21 @@ class AdapterState:
         """Whether one process holds all of it."""
         return self.placed is None or self.placed.ranks.mesh.world_size == 1
 
-    def note(self, batch: "MicroBatch", result: "MicroResult", *, is_training: bool) -> None:
-        """Let the added metrics see a micro-batch that ran."""
-        for metric in self.metrics if is_training else self.eval_metrics:
-            metric.accumulate(result.outputs.detached(), batch.targets_BT, **batch.loss_inputs)
+    @contextlib.contextmanager
+    def noting(self, *, is_training: bool) -> "Iterator[Callable[[MicroBatch, MicroResult], None]]":
+        """Give a function that lets the added metrics see a micro-batch; if the block raises, they have seen none of it."""
+        metrics = self.metrics if is_training else self.eval_metrics
+        before = copy.deepcopy(metrics)
+
+        def note(batch: "MicroBatch", result: "MicroResult") -> None:
+            for metric in metrics:
+                metric.accumulate(result.outputs.detached(), batch.targets_BT, **batch.loss_inputs)
+
+        try:
+            yield note
+        except BaseException:
+            metrics[:] = before
+            raise
 
     def discard_gradients(self, *, keep_forward: bool = False) -> None:
         """Forget the gradients held and begin a new window. `keep_forward`: a `forward` may still get its backward pass."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from twinkle_core.data_format import IGNORE_INDEX, InputFeature, ModelOutput
+from twinkle_core.errors import DataError
 from twinkle_core.loss.interface import Loss
 from twinkle_core.model import training
 from twinkle_core.model.adapter import AdapterState, Totals
@@ -37,33 +38,51 @@ def run_batches(
         closes_window: whether a backward pass of the last micro-batch is the last before the step.
         each: called after every micro-batch; a backward pass belongs there.
 
-    Raises: `NonFiniteLossError` on every rank if any micro-batch of any rank has a loss that is not finite.
+    Raises:
+        NonFiniteLossError: on every rank, if any micro-batch of any rank has a loss that is not finite.
+        DataError: a feature that the model cannot read; on every rank, if there is nothing to train on.
     """
     scale = state.scaler.scale if state.scaler is not None else 1.0
     sums = [0.0, 0.0, 0.0, 0.0]
     bad_rows: list[int | None] = []
     bad_loss = 0.0
     logprobs: list[list[float]] = []
+    rows: list[int | None] = []
     limits = Limits.of(runner.module.config)
-    for batch, is_real, is_last in _in_step(state, features, loss_inputs, limits, device=device):
-        with gradients.reducing(state.placed, is_last and closes_window):
-            result = runner.run(batch, loss, training=is_training, scale=scale)
-            if not math.isfinite(result.loss_sum):
-                bad_loss, bad_rows = result.loss_sum, list(batch.row_ids)
-                if state.is_alone:
-                    break
-            each(batch, result)
-        if is_real:
-            logprobs.extend(result.logprobs)
-            if not bad_rows:
-                state.note(batch, result, is_training=is_training)
-        for index, number in enumerate((result.loss_sum, result.count, batch.num_tokens, sum(batch.lengths) * is_real)):
-            sums[index] += number
-    sums = sums if state.placed is None else state.placed.ranks.sum_numbers(sums, *DATA_AXES)
-    if bad_rows or not math.isfinite(sums[0]):
-        training.raise_not_finite(state, bad_rows, bad_loss or sums[0], is_training=is_training)
+    with state.noting(is_training=is_training) as note:
+        for batch, is_real, is_last in _in_step(state, features, loss_inputs, limits, device=device):
+            with gradients.reducing(state.placed, is_last and closes_window):
+                result = runner.run(batch, loss, training=is_training, scale=scale)
+                if not math.isfinite(result.loss_sum):
+                    bad_loss, bad_rows = result.loss_sum, list(batch.row_ids)
+                    if state.is_alone:
+                        break
+                each(batch, result)
+            if is_real:
+                logprobs.extend(result.logprobs)
+                rows.extend(batch.row_ids)
+                if not bad_rows:
+                    note(batch, result)
+            for index, number in enumerate((result.loss_sum, result.count, batch.num_tokens, sum(batch.lengths) * is_real)):
+                sums[index] += number
+        sums = sums if state.placed is None else state.placed.ranks.sum_numbers(sums, *DATA_AXES)
+        if bad_rows or not math.isfinite(sums[0]):
+            training.raise_not_finite(state, bad_rows, bad_loss or sums[0], is_training=is_training)
+        if is_training:
+            _check_trained(runner, rows, count=sums[1], num_tokens=sums[2], tokens_read=sums[3])
     totals = Totals(loss_sum=sums[0], count=sums[1], num_tokens=int(sums[2]), tokens_read=int(sums[3]))
     return ModelOutput(loss=totals.loss, num_tokens=totals.num_tokens, logprobs=logprobs), totals
+
+
+def _check_trained(
+    runner: ModuleRunner, rows: Sequence[int | None], *, count: float, num_tokens: float, tokens_read: float,
+) -> None:
+    """Raise `DataError` for a batch of which, over all data ranks, nothing is trained on; a rank's part of it may be such."""
+    if tokens_read and not num_tokens:
+        raise DataError(f"Nothing in this batch is trained on: no token but a first one has a label other than {IGNORE_INDEX}. "
+                        f"{training.shown_rows(rows)} Look at how these rows were encoded, or leave them out.")
+    if num_tokens and not count:
+        runner.say_once(f"The loss counted none of the {int(num_tokens)} supervised tokens of a batch: it adds nothing to the step.")
 
 
 def _in_step(

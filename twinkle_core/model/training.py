@@ -4,8 +4,9 @@ Gradients are held as sums over tokens and divided once, at the step, by the num
 works on `sum / count` without touching the sums otherwise, and another backward pass may still follow it.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import torch
@@ -15,6 +16,7 @@ from twinkle_core.model.adapter import AdapterState
 from twinkle_core.model.optimizers import build_optimizer
 from twinkle_core.model.precision import overflows
 from twinkle_core.parallel import gradients as parallel
+from twinkle_core.processor import MicroBatch
 
 
 def ensure_optimizer(state: AdapterState) -> torch.optim.Optimizer:
@@ -24,10 +26,31 @@ def ensure_optimizer(state: AdapterState) -> torch.optim.Optimizer:
     return state.optimizer
 
 
-def add_gradients(state: AdapterState, loss: torch.Tensor, count: float) -> None:
+def add_gradients(state: AdapterState, batch: MicroBatch, loss: torch.Tensor, count: float) -> None:
     """Run the backward pass of one micro-batch; on several ranks also one without tokens, in which the others wait."""
+    state.rows.extend(batch.row_ids)
     if loss.requires_grad and (count or not state.is_alone):
         (loss if state.scaler is None else loss * state.scaler.scale).backward()
+
+
+@contextlib.contextmanager
+def all_or_nothing(state: AdapterState) -> Iterator[None]:
+    """Let the block add its gradients and be counted wholly, or not at all if it raises.
+
+    Gradients of earlier calls, to which the block has added, cannot be told apart from its own any more: they are discarded too,
+    and the error gets a note that says so.
+    """
+    rows = len(state.rows)
+    try:
+        with state.training.begun():
+            yield
+    except BaseException as error:
+        if len(state.rows) > rows:  # else it has not come to a backward pass, or the gradients are discarded already
+            if state.micro_steps:
+                error.add_note(f"The gradients of {state.micro_steps} backward passes before this call are discarded as well, the "
+                               "weights are unchanged. Accumulate them again.")
+            state.discard_gradients(keep_forward=True)
+        raise
 
 
 def reopen(state: AdapterState) -> None:

@@ -28,7 +28,7 @@ from twinkle_core.model.loading import load_pretrained, seed_once
 from twinkle_core.model.lora import LoraAdapters, check_adapter_name, lora_config
 from twinkle_core.model.optimizers import build_optimizer, build_scheduler
 from twinkle_core.model.packing import fit_processor
-from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, resolve_dtype
+from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, check_trained_dtype, resolve_dtype
 from twinkle_core.model.undo import undone_on_error
 from twinkle_core.parallel import gradients
 from twinkle_core.parallel.choice import check_model, choose_strategies, parallelize
@@ -120,10 +120,10 @@ class TransformersModel(TrainableModel):
     def forward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
         """Run the model and keep what `calculate_loss` and `backward` need."""
         state = self.ready(adapter_name)
-        state.training.begin()
         kept: list[tuple[MicroBatch, torch.Tensor, float]] = []
-        output, totals = self._run(
-            state, inputs, loss_inputs, lambda batch, result: kept.append((batch, result.loss, result.count)))
+        with training.all_or_nothing(state):
+            output, totals = self._run(
+                state, inputs, loss_inputs, lambda batch, result: kept.append((batch, result.loss, result.count)))
         state.pending = ForwardPass(losses=kept, totals=totals)
         return output
 
@@ -133,8 +133,7 @@ class TransformersModel(TrainableModel):
         """Run the model without gradients and without dropout; `disable_lora` runs the base model."""
         check_flag("disable_lora", disable_lora)
         state = self.ready(adapter_name)
-        state.evaluation.begin()
-        with self.lora.disabled() if disable_lora else contextlib.nullcontext():
+        with state.evaluation.begun(), self.lora.disabled() if disable_lora else contextlib.nullcontext():
             output, totals = self._run(state, inputs, loss_inputs, lambda batch, result: None, is_training=False)
         state.evaluation.add(totals)
         return output
@@ -142,14 +141,13 @@ class TransformersModel(TrainableModel):
     def forward_backward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
         """Add the gradients of a batch, micro-batch by micro-batch."""
         state = self.ready(adapter_name)
-        state.training.begin()
 
         def add(batch: MicroBatch, result: MicroResult) -> None:
-            training.add_gradients(state, result.loss, result.count)
-            state.rows.extend(batch.row_ids)
+            training.add_gradients(state, batch, result.loss, result.count)
 
-        training.reopen(state)
-        output, totals = self._run(state, inputs, loss_inputs, add)
+        with training.all_or_nothing(state):
+            training.reopen(state)
+            output, totals = self._run(state, inputs, loss_inputs, add)
         self._added(state, totals)
         return output
 
@@ -167,12 +165,12 @@ class TransformersModel(TrainableModel):
                              "`forward_backward`.")
         pending.is_consumed = True
         self._runner.set_mode(training=True)
-        training.reopen(state)
-        for index, (batch, loss, count) in enumerate(pending.losses):
-            with gradients.reducing(state.placed, index == len(pending.losses) - 1 and state.closes_window):
-                training.add_gradients(state, loss, count)
-            state.rows.extend(batch.row_ids)
-        pending.losses = []
+        losses, pending.losses = pending.losses, []
+        with training.all_or_nothing(state):
+            training.reopen(state)
+            for index, (batch, loss, count) in enumerate(losses):
+                with gradients.reducing(state.placed, index == len(losses) - 1 and state.closes_window):
+                    training.add_gradients(state, batch, loss, count)
         self._added(state, pending.totals)
 
     def clip_grad_norm(self, max_norm: float = 1.0, *, adapter_name: str = "") -> float | None:
@@ -214,6 +212,7 @@ class TransformersModel(TrainableModel):
     def set_optimizer(self, optimizer: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Set the optimizer; a scheduler that was set before is dropped with the old one."""
         state = self.ready(adapter_name)
+        check_trained_dtype(state.parameters.values())
         state.optimizer = build_optimizer(optimizer, state.parameters.values(), options, is_lora=state.is_lora)
         state.scheduler, state.is_lr_step_due = None, False
 
@@ -370,6 +369,8 @@ class TransformersModel(TrainableModel):
         each: Callable[[MicroBatch, MicroResult], None], *, is_training: bool = True,
     ) -> tuple[ModelOutput, Totals]:
         """Run all micro-batches; `each` is called after every one."""
+        if is_training:
+            check_trained_dtype(state.parameters.values())
         features = features_of(inputs, state)
         loss, extra = choose_loss(state, loss_inputs, features, training=is_training)
         return run_batches(self._runner, state, features, loss, extra, device=self.device, is_training=is_training,
