@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinkle_core import session
+from twinkle_core import registry, session
 from twinkle_core.dataset import table as tables
-from twinkle_core.dataset.arguments import resolve_preprocessor, resolve_template
 from twinkle_core.dataset.bad_rows import OnBadRow, Place, Tally, check_policy, each_row, say
 from twinkle_core.dataset.encoding import Encoder
 from twinkle_core.dataset.layouts import Layout, find_layout
@@ -26,6 +25,7 @@ from twinkle_core.dataset.pool import over_batches
 from twinkle_core.dataset.saving import save
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, DataError, ModeError
 from twinkle_core.mesh import DeviceMesh
+from twinkle_core.preprocessor.builtin import FunctionPreprocessor
 from twinkle_core.remote import RemoteComponent, remote_function
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Dataset(RemoteComponent):
     @remote_function()
     def set_template(self, template: Any, **options: Any) -> None:
         """Set the template that `encode` uses: a class, an instance or a registered name; `options` go to its constructor."""
-        self._template = resolve_template(template, options)
+        self._template = registry.resolve_argument("templates", template, argument="set_template", options=options)
 
     @remote_function()
     def add_dataset(self, dataset_meta: DatasetMeta | str | os.PathLike[str]) -> None:
@@ -98,7 +98,9 @@ class Dataset(RemoteComponent):
         """
         check_policy(on_bad_row, where="map")
         self._check_not_encoded("map")
-        function = resolve_preprocessor(preprocessor, options, own=("dataset_meta", "num_proc", "on_bad_row"))
+        function = registry.resolve_argument(
+            "preprocessors", preprocessor, argument="map", options=options, function=FunctionPreprocessor,
+            own=("dataset_meta", "num_proc", "on_bad_row"))
         name = getattr(function, "name", type(function).__name__)
         chosen = self._chosen("map", dataset_meta)
         self._transform(_Mapper(function, name, on_bad_row), chosen, num_proc=num_proc, what=f"map({name})")
