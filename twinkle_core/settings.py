@@ -1,17 +1,19 @@
-"""Environment variables: the only module that reads them.
+"""Environment variables: the only module that reads or sets them.
 
 Twinkle's own begin with `TWINKLE_`; bare names such as `MODE` or `SEED` are never taken as options. A value that is not one of
 the allowed literals is an error, so `TWINKLE_TRUST_REMOTE_CODE=0` means off.
 """
 
+import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from twinkle_core.errors import ArgumentError, did_you_mean, listing
+from twinkle_core.errors import ArgumentError, listing
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 _LAUNCH = "TWINKLE_LAUNCH"
@@ -51,7 +53,10 @@ def cache_dir() -> Path:
 
 
 def disabled_plugins() -> frozenset[str]:
-    """`TWINKLE_DISABLE_PLUGINS`: entry-point names, separated by commas, of plugins that are not loaded."""
+    """`TWINKLE_DISABLE_PLUGINS`: plugins that are not loaded, separated by commas.
+
+    An entry is the name of an entry point, of a distribution, or "distribution:entry-point", which means one plugin always.
+    """
     return frozenset(name.strip() for name in os.environ.get("TWINKLE_DISABLE_PLUGINS", "").split(",") if name.strip())
 
 
@@ -123,10 +128,35 @@ def launch_request() -> LaunchRequest:
 
 
 def check_environ() -> None:
-    """Raise `ArgumentError` for a variable that begins with `TWINKLE_` and that nothing reads, most likely a typo."""
-    known = (_LAUNCH, DEBUG, "TWINKLE_DISABLE_PLUGINS", "TWINKLE_TRUST_REMOTE_CODE", "TWINKLE_CACHE", "TWINKLE_BASE_URL",
-             "TWINKLE_API_KEY")
+    """Raise `ArgumentError` for a variable that is most likely a typo of one of Twinkle's.
+
+    Others that begin with `TWINKLE_` pass: plugins have variables of their own.
+    """
+    known = (_LAUNCH, DEBUG, "TWINKLE_DISABLE_PLUGINS", "TWINKLE_TRUST_REMOTE_CODE", "TWINKLE_CACHE")
     for name in os.environ:
         if name.startswith("TWINKLE_") and name not in known:
-            raise ArgumentError(f"The environment variable `{name}` means nothing to Twinkle.{did_you_mean(name, known)} "
-                                f"Known: {listing(known)}.")
+            own = [word.removeprefix("TWINKLE_") for word in known]  # the common beginning would make everything look alike
+            near = difflib.get_close_matches(name.removeprefix("TWINKLE_"), own, n=1, cutoff=0.75)
+            if near:
+                raise ArgumentError(f"The environment variable `{name}` means nothing to Twinkle. Did you mean "
+                                    f"`TWINKLE_{near[0]}`? Known: {listing(known)}.")
+
+
+def update_environ(variables: Mapping[str, str]) -> None:
+    """Set variables for this process and those that it starts."""
+    os.environ.update(variables)
+
+
+@contextmanager
+def tokenizers_in_one_thread() -> Generator[None]:
+    """Keep the `tokenizers` library from threads inside processes started meanwhile: it would warn and fight for the cores."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

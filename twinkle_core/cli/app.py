@@ -4,7 +4,6 @@ A command's module is imported when the command runs; its line in `twinkle --hel
 do is left to their modules.
 """
 
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -89,4 +88,4 @@ def _root_options(
 ) -> None:
     """Train large language models: your own loop, on one device, under torchrun, on a cluster."""
     if debug:
-        os.environ[settings.DEBUG] = "1"  # so that processes which are started know it too
+        settings.update_environ({settings.DEBUG: "1"})  # so that processes which are started know it too

@@ -4,14 +4,13 @@ The processes are started for the call and end with it. Each gets the function a
 that is how the platform starts processes, else pickled.
 """
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from twinkle_core import settings
 from twinkle_core.dataset.table import CHUNK_ROWS, arrow_rows
 from twinkle_core.errors import ArgumentError, DataError
 
@@ -40,7 +39,7 @@ def over_batches(
             yield function(arrow_rows(part, slice(rows.start, rows.stop)), first_row + rows.start)
         return
     job = (part, function, first_row)
-    with _tokenizers_in_one_thread(), ProcessPoolExecutor(workers, initializer=_start, initargs=job) as pool:
+    with settings.tokenizers_in_one_thread(), ProcessPoolExecutor(workers, initializer=_start, initargs=job) as pool:
         try:
             yield from pool.map(_run, ranges)
         except BrokenProcessPool as error:
@@ -57,18 +56,3 @@ def _start(part: Any, function: Any, first_row: int) -> None:
 def _run(rows: range) -> Any:
     part, function, first_row = _job
     return function(arrow_rows(part, slice(rows.start, rows.stop)), first_row + rows.start)
-
-
-@contextmanager
-def _tokenizers_in_one_thread() -> Iterator[None]:
-    """Keep the `tokenizers` library from threads inside the processes: it would warn at the fork and fight for the cores."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before

@@ -1,6 +1,5 @@
 """Mode `local`: this process, or one process a rank that torchrun started. A component is the object itself."""
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ class LocalLauncher(Launcher):
     def launch(cls, script: str | None, argv: Sequence[str], request: LaunchRequest) -> int:
         """Run `script` in this process, as `python script` does."""
         script = check_script(script)
-        os.environ.update(request.to_environ())
+        settings.update_environ(request.to_environ())
         return run_script(script, argv)
 
     def start(self, session: Session) -> None:
