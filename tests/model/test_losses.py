@@ -1,10 +1,12 @@
 """Losses: functions, logits, inputs aligned with tokens, and what is refused."""
 
+import re
+
 import pytest
 import torch
 
 from twinkle_core.data_format import SampledSequence, SampleResponse
-from twinkle_core.errors import DataError, ModelError, NonFiniteLossError
+from twinkle_core.errors import DataError, ModelError, NonFiniteLossError, UnknownArgumentError
 from twinkle_core.loss.interface import Loss
 
 LENGTHS = (7, 1, 12)
@@ -109,6 +111,42 @@ def test_advantages_without_a_loss_that_uses_them_is_an_error_that_lists_losses(
     with pytest.raises(ModelError, match=r"No loss that uses `advantages` is set.*`set_loss.*losses: .*`CrossEntropyLoss`"):
         model.forward_backward(inputs=batch(6), advantages=[1.0])
     assert not model.step()
+
+
+def test_the_advice_for_inputs_without_a_loss_is_a_function_that_works(build, batch):
+    model = build()
+    with pytest.raises(ModelError, match=re.escape("a function `(outputs, targets, *, advantages)` that returns (sum, count)")):
+        model.forward_backward(inputs=batch(6), advantages=[1.0])
+    model.set_loss(lambda outputs, targets, *, advantages: (
+        -(outputs.logprobs * advantages[:, None]).sum(), (targets != -100).sum()))
+    model.forward_backward(inputs=batch(6), advantages=[1.0])
+    assert model.step()
+
+
+@pytest.mark.parametrize("loss", [
+    None, lambda outputs, targets, *, advantages: (outputs.logprobs.sum(), 1),
+    lambda outputs, targets, **inputs: (outputs.logprobs.sum(), 1)], ids=["default", "function", "any"])
+@pytest.mark.parametrize("method", ["forward", "forward_only", "forward_backward"])
+@pytest.mark.parametrize(("typo", "meant"), [
+    ("adapter_nme", "adapter_name"), ("disable_loar", "disable_lora"), ("input", "inputs")])
+def test_a_misspelt_argument_is_not_taken_for_an_input_of_the_loss(method, loss, typo, meant, build, batch):
+    model = build()
+    if loss is not None:
+        model.set_loss(loss)
+    with pytest.raises(UnknownArgumentError, match=f"no argument `{typo}`. Did you mean `{meant}`"):
+        getattr(model, method)(batch(6), **{typo: "x"})
+
+
+def test_training_with_the_adapter_switched_off_is_refused(build, batch):
+    with pytest.raises(UnknownArgumentError, match="`disable_lora` is an argument of `forward_only` alone.*Leave it out"):
+        build().forward_backward(batch(6), disable_lora=True)
+
+
+def test_an_input_of_the_loss_may_be_called_like_an_argument(build, batch):
+    model = build()
+    model.set_loss(lambda outputs, targets, *, inputs_scale: (outputs.logprobs.sum() * inputs_scale, 1))
+    model.forward_backward(inputs=batch(6), inputs_scale=2.0)
+    assert model.step()
 
 
 def test_an_input_that_the_loss_does_not_take_or_misses_is_an_error(build, batch):
