@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from twinkle_core import registry
-from twinkle_core.checkpoint.folder import CheckpointWriter, check_keep_last, complete_checkpoints, is_checkpoint
+from twinkle_core.checkpoint.folder import CheckpointWriter, check_keep_last, complete_checkpoints, is_checkpoint, survey
 from twinkle_core.checkpoint.manifest import FILE_NAME, Manifest, verify
 from twinkle_core.checkpoint.naming import check_name, local_path
 from twinkle_core.dataloader.positions import STATE_FILE, collect_states
@@ -128,6 +128,8 @@ def upload(path: str, repo_id: str, *, private: bool) -> str:
 def _resumable(path: Path, state: "AdapterState") -> Path | None:
     """Return the checkpoint that `path` means: itself, or the newest complete one in it that fits `state`."""
     if not path.is_dir():
+        if path.exists():
+            raise CheckpointError(f"`{path}` is a file, not a folder of checkpoints. Pass the folder that `save` wrote to.")
         if near := _near(path):
             raise CheckpointError(f"There is no checkpoint `{path}`.{near}")
         return None
@@ -136,12 +138,20 @@ def _resumable(path: Path, state: "AdapterState") -> Path | None:
     if any(path.glob("*.safetensors")):
         raise CheckpointError(f"`{path}` holds weights but no `{FILE_NAME}`: it was not saved by Twinkle, or is not complete. "
                               "Take the weights only: `load`.")
-    found = complete_checkpoints(path)
+    found, damaged = survey(path)
     kind = "adapter" if state.is_lora else "full"
     fitting = [item for item in found if item[1].kind == kind and item[1].adapter_name == state.name]
     resumable = [item for item in fitting if item[1].has_training_state]
     if resumable:
+        for error in damaged.values():
+            warnings.warn(f"Passed over a damaged checkpoint. {error}", stacklevel=2)
         return resumable[-1][0]
+    if not found:
+        damaged |= {inside: CheckpointError(f"`{inside}` has no `{FILE_NAME}`, so it is not complete.")
+                    for inside in sorted(path.iterdir()) if (inside / training_state.FOLDER).is_dir() and inside not in damaged}
+    if damaged:
+        raise CheckpointError(f"`{path}` holds {len(damaged)} checkpoint(s) that cannot be used, and none that can: "
+                              f"{next(reversed(damaged.values()))} To begin anew, save to another folder.")
     if not found:
         return None
     if fitting:
