@@ -48,7 +48,7 @@ class ModuleRunner:
     """Runs one module."""
 
     def __init__(self, module: Any, precision: "Precision") -> None:
-        self.module, self._precision = module, precision
+        self.module, self.precision = module, precision
         self.root: torch.nn.Module = _Root(module, self)
         self.placed: Placed | None = None
         self._head_is_linear: bool | None = None
@@ -63,7 +63,7 @@ class ModuleRunner:
         Raises: `ModelError` if the loss returns something else than (sum, count).
         """
         self.set_mode(training=training)
-        with torch.set_grad_enabled(training), self._precision.autocast():
+        with torch.set_grad_enabled(training), self.precision.autocast():
             root = self.placed.replica if training and self.placed is not None and self.placed.replica is not None else self.root
             value, count, outputs = root(batch, loss, scale)
         row = torch.cat([value.detach().double().reshape(1), count.double().reshape(1),

@@ -54,7 +54,8 @@ def choose_loss(
         if given:
             raise ModelError(f"No loss that uses {listing(given)} is set: the default, token-mean cross entropy, takes no inputs. "
                              f"Call `set_loss(...)` first, with a loss that takes it: a function `(outputs, targets, *, "
-                             f"{', '.join(given)})` that returns (sum, count) will do. Installed losses: {listing(registry.names('losses'))}.")
+                             f"{', '.join(given)})` that returns (sum, count) will do. Installed losses: "
+                             f"{listing(registry.names('losses'))}.")
         return _DEFAULT_LOSS, {}
     required, optional, takes_any = _signature(state.loss)
     _check_spelling(given, known=required | optional, cutoff=0.85 if takes_any else 0.6)
@@ -78,8 +79,8 @@ def choose_loss(
 def _check_spelling(given: Iterable[str], *, known: Collection[str], cutoff: float) -> None:
     for key in given:
         if key == "disable_lora" and key not in known:
-            raise UnknownArgumentError("`disable_lora` is an argument of `forward_only` alone: the base model is not trained. Leave it "
-                                       "out.")
+            raise UnknownArgumentError("`disable_lora` is an argument of `forward_only` alone: the base model is not trained. "
+                                       "Leave it out.")
         near = difflib.get_close_matches(key, _ARGUMENTS, n=1, cutoff=cutoff)
         if near and key not in known and not difflib.get_close_matches(key, known, n=1):
             raise UnknownArgumentError(f"There is no argument `{key}`. Did you mean `{near[0]}`? Beside {listing(_ARGUMENTS)}, "

@@ -74,6 +74,11 @@ class Precision:
             self._loaded = []
         self._settle(weights_dtype(self._module))
 
+    @property
+    def is_autocast(self) -> bool:
+        """Whether matrix products are computed in another dtype than the weights have."""
+        return self._autocast
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context that the model runs in."""
         if not self._autocast:
