@@ -10,6 +10,7 @@ from twinkle_core.data_format import flatten_responses
 from twinkle_core.errors import ArgumentTypeError, DataError, ModelError, UnknownArgumentError, did_you_mean, listing
 from twinkle_core.loss.cross_entropy import CrossEntropyLoss
 from twinkle_core.loss.interface import FunctionLoss, Loss
+from twinkle_core.loss.result import loss_name
 from twinkle_core.model.adapter import AdapterState
 
 _DEFAULT_LOSS = CrossEntropyLoss()
@@ -65,7 +66,7 @@ def choose_loss(
     missing = required - inputs.keys()
     if missing and not training and not given:
         return _DEFAULT_LOSS, {}
-    name = _loss_name(state.loss)
+    name = loss_name(state.loss)
     if missing:
         raise ModelError(f"The loss `{name}` needs {listing(missing)}, which this call did not get. Pass them beside `inputs=`, "
                          "one entry a sequence.")
@@ -107,7 +108,3 @@ def _signature(loss: Loss) -> tuple[set[str], set[str], bool]:
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             (required if parameter.default is parameter.empty else optional).add(parameter.name)
     return required, optional, takes_any
-
-
-def _loss_name(loss: Loss) -> str:
-    return getattr(getattr(loss, "function", None), "__name__", type(loss).__name__)

@@ -4,7 +4,9 @@ A class, a name, or a function is taken; anything else is an error that lists wh
 the scheduler advances is the model's business.
 """
 
+import copy
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from twinkle_core.errors import (
     TwinkleError,
     UnknownArgumentError,
     UnknownNameError,
+    check_finite,
     check_keywords,
     did_you_mean,
     listing,
@@ -30,7 +33,10 @@ ADAMW_DEFAULTS: Mapping[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.01
 
 T = TypeVar("T")
 
-_NEEDS_CLOSURE = "LBFGS"
+_REFUSED = {
+    "LBFGS": "evaluates the loss several times a step, which `forward_backward` and `step` cannot do",
+    "SparseAdam": "takes sparse gradients only, which a language model does not have",
+}
 _NEEDS_METRIC = "ReduceLROnPlateau"
 _OWN_SCHEDULERS: Mapping[str, type[LRScheduler]] = {
     "CosineWarmupScheduler": CosineWarmupScheduler, "LinearWarmupScheduler": LinearWarmupScheduler}
@@ -59,21 +65,27 @@ def build_optimizer(
     if isinstance(value, str):
         value = _by_name("optimizer", value, _torch_optimizers(), "torch.optim")
     if isinstance(value, type) and issubclass(value, Optimizer):
-        if value.__name__ == _NEEDS_CLOSURE:
-            raise ArgumentError("`LBFGS` evaluates the loss several times a step, which `forward_backward` and `step` cannot do. "
-                                "Use another optimizer, e.g. `AdamW`.")
+        if value.__name__ in _REFUSED:
+            raise ArgumentError(f"`{value.__name__}` {_REFUSED[value.__name__]}. Use another optimizer, e.g. `AdamW`.")
         _check_options(f"set_optimizer({value.__name__})", value, given)
         if "lr" in inspect.signature(value).parameters:
             given = {"lr": LORA_LR if is_lora else FULL_LR, **given}
         if value is torch.optim.AdamW:
             given = {**ADAMW_DEFAULTS, **given}
-        return _construct("optimizer", value, trainable, given)
+        optimizer = _construct("optimizer", value, trainable, given)
+        if value.__name__ in _torch_optimizers():
+            stand_in = torch.nn.Parameter(torch.ones(2, 2, dtype=trainable[0].dtype, device=trainable[0].device))
+            _construct("optimizer", value, [stand_in], given, then=_try_step)
+        return optimizer
     if not callable(value) or isinstance(value, type):
         raise ArgumentTypeError(
             f"`set_optimizer` got {_type_name(value)}. Pass a class of `torch.optim`, its name such as \"AdamW\", or a function "
             "that takes the list of parameters and returns an optimizer.")
     optimizer = _call_function("set_optimizer", value, trainable, given, Optimizer)
     _check_ownership(optimizer, trainable)
+    for group in optimizer.param_groups:
+        for name, option in group.items():
+            check_finite(name, option)
     return optimizer
 
 
@@ -94,6 +106,8 @@ def build_scheduler(value: Any, optimizer: Optimizer, options: Mapping[str, Any]
     if isinstance(value, type) and issubclass(value, LRScheduler):
         _refuse_plateau(value)
         _check_options(f"set_lr_scheduler({value.__name__})", value, given)
+        if not _holds_code(given):
+            _construct("scheduler", value, _copy_of(optimizer), given, then=_try_schedule)
         return _construct("scheduler", value, optimizer, given)
     if not callable(value) or isinstance(value, type):
         raise ArgumentTypeError(
@@ -107,9 +121,21 @@ def build_scheduler(value: Any, optimizer: Optimizer, options: Mapping[str, Any]
     return scheduler
 
 
+def check_rates(optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+    """Raise `ModelError` if there is no finite learning rate for the next step."""
+    if isinstance(scheduler, lr_scheduler.OneCycleLR) and scheduler.last_epoch >= scheduler.total_steps:
+        raise ModelError(f"`OneCycleLR` was set for {scheduler.total_steps} steps, which are taken. Weights and gradients are "
+                         "unchanged. Set it with the `total_steps` of the whole run.")
+    for index, group in enumerate(optimizer.param_groups):
+        if not math.isfinite(rate := float(group.get("lr", 0.0))):
+            by = "" if scheduler is None else f", set by `{type(scheduler).__name__}`"
+            raise ModelError(f"The learning rate of parameter group {index} is {rate}{by}: the step would ruin the weights. "
+                             "Weights and gradients are unchanged. Call `set_optimizer` or `set_lr_scheduler` with other values.")
+
+
 def optimizer_names() -> list[str]:
     """Return the names that `build_optimizer` takes."""
-    return sorted(set(_torch_optimizers()) - {_NEEDS_CLOSURE})
+    return sorted(set(_torch_optimizers()) - set(_REFUSED))
 
 
 def scheduler_names() -> list[str]:
@@ -146,15 +172,60 @@ def _check_options(what: str, build: Callable[..., Any], options: Mapping[str, A
         raise ArgumentTypeError(f"`{what}` needs {listing(missing)}. Pass it as a keyword.")
 
 
-def _construct(what: str, build: Callable[..., Any], target: Any, options: Mapping[str, Any]) -> Any:
+def _construct(
+    what: str, build: Callable[..., Any], target: Any, options: Mapping[str, Any], *, then: Callable[[Any], None] = lambda _: None,
+) -> Any:
+    """Return what `build` makes of `target` after `then` has tried it."""
+    for name, option in options.items():
+        check_finite(name, option)
     try:
-        return build(target, **options)
+        made = build(target, **options)
+        then(made)
     except TwinkleError:
         raise
-    except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
         said = ", ".join(f"{name}={option!r}" for name, option in options.items())
-        raise ArgumentError(f"The {what} `{build.__name__}({said})` was refused: {error}. Change the value, or leave it out for "
-                            "the default.") from error
+        raise ArgumentError(f"The {what} `{build.__name__}({said})` was refused: {_reason(error)}. Change the value, or leave it "
+                            "out for the default.") from error
+    return made
+
+
+def _try_step(optimizer: Optimizer) -> None:
+    """Take a step of an optimizer of stand-ins: some options fail only there. Raises: `ValueError` if it ruins them."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    if not all(bool(parameter.isfinite().all()) for parameter in parameters):
+        raise ValueError("one step with it gives weights that are not finite")
+
+
+def _try_schedule(scheduler: LRScheduler) -> None:
+    """Advance a scheduler of stand-ins once: some options fail only there."""
+    scheduler.optimizer.step()
+    scheduler.step()
+    for group in scheduler.optimizer.param_groups:
+        if not math.isfinite(group["lr"]):
+            raise ValueError(f"it gives the learning rate {group['lr']}")
+
+
+def _copy_of(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer of stand-ins with the same options, for a scheduler to be tried on."""
+    groups = [{**{name: copy.deepcopy(option) for name, option in group.items() if name not in ("params", "param_names")},
+               "params": [torch.nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
+    copied = torch.optim.SGD(groups)
+    copied.defaults = dict(optimizer.defaults)
+    return copied
+
+
+def _holds_code(options: Mapping[str, Any]) -> bool:
+    """Whether options hold a user's functions or schedulers, which are not to be called for a trial."""
+    values = [entry for option in options.values() for entry in (option if isinstance(option, list | tuple) else [option])]
+    return any(callable(value) or isinstance(value, LRScheduler) for value in values)
+
+
+def _reason(error: Exception) -> str:
+    return f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def _call_function(where: str, function: Callable[..., Any], target: Any, options: Mapping[str, Any], result: type) -> Any:

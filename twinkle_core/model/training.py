@@ -11,10 +11,9 @@ from typing import NoReturn
 
 import torch
 
-from twinkle_core.errors import ArgumentError, NonFiniteLossError
+from twinkle_core.errors import ArgumentError, ModelError, NonFiniteLossError
 from twinkle_core.model.adapter import AdapterState
-from twinkle_core.model.optimizers import build_optimizer
-from twinkle_core.model.precision import overflows
+from twinkle_core.model.optimizers import build_optimizer, check_rates
 from twinkle_core.parallel import gradients as parallel
 from twinkle_core.processor import MicroBatch
 
@@ -80,28 +79,31 @@ def clip_gradients(state: AdapterState, max_norm: float) -> float | None:
 
 
 def step(state: AdapterState, *, max_norm: float | None = None) -> bool:
-    """Divide the gradients, clip them if `max_norm` is given, let the optimizer step, and clear them. Return whether it stepped."""
+    """Divide the gradients, clip them if `max_norm` is given, let the optimizer step, and clear them. Return whether it stepped.
+
+    Raises: `ModelError` for a learning rate that the optimizer must not step with, before anything has changed;
+        `NonFiniteLossError` for gradients that are not finite.
+    """
     if not state.is_window_complete:
         return False
     if not state.grad_count:
         state.discard_gradients()
         return False
+    optimizer = ensure_optimizer(state)
+    check_rates(optimizer, state.scheduler)
     finish_gradients(state)
     held = local_gradients(state)
-    factor = 1.0
-    if max_norm is not None:
-        _, factor = _norm_and_factor(state, max_norm)
-    factor *= _data_ranks(state) / state.grad_count
+    norm, factor = _finite_norm(state), _data_ranks(state) / (state.grad_count * _scale_of(state))
     if state.scaler is not None:
-        factor /= state.scaler.scale
-        overflowed = overflows(gradient_norm(state))
-        state.scaler.update(overflowed=overflowed)
-        if overflowed:
-            state.discard_gradients()
-            return False
+        state.scaler.update(overflowed=norm is None)
+    if norm is None:
+        state.discard_gradients()
+        return False
+    if max_norm is not None:
+        state.clip, state.grad_norm = max_norm, norm
+        factor *= _factor(norm, max_norm)
     if factor != 1.0:
         _scale(held, factor)
-    optimizer = ensure_optimizer(state)
     state.lr = float(optimizer.param_groups[0]["lr"])
     optimizer.step()
     state.step += 1
@@ -114,8 +116,13 @@ def advance_scheduler(state: AdapterState) -> bool:
     """Advance the scheduler if the optimizer has stepped since it was advanced last. Return whether it did."""
     if state.scheduler is None or not state.is_lr_step_due:
         return False
-    state.scheduler.step()
     state.is_lr_step_due = False
+    try:
+        state.scheduler.step()
+    except (ValueError, ArithmeticError, LookupError, TypeError) as error:
+        raise ModelError(
+            f"`{type(state.scheduler).__name__}` has no learning rate after step {state.step}: {type(error).__name__}: {error}. "
+            "The weights took that step, and the learning rate stays. Set a scheduler that covers all steps.") from error
     return True
 
 
@@ -175,17 +182,36 @@ def _norm_and_factor(state: AdapterState, max_norm: float) -> tuple[float | None
         return None, 1.0
     finish_gradients(state)
     state.clip = max_norm
-    norm = gradient_norm(state) * _data_ranks(state) / (state.grad_count * (1.0 if state.scaler is None else state.scaler.scale))
-    if not math.isfinite(norm):
-        if state.scaler is not None:
-            return norm, 1.0
-        rows = shown_rows(state.rows)
-        state.discard_gradients()
-        raise NonFiniteLossError(
-            f"The gradient norm at step {state.step + 1} is {norm}, though the loss is finite. {rows} The gradients are discarded, "
-            "the weights unchanged. Try a lower learning rate, or `mixed_precision=\"no\"`.")
+    norm = _finite_norm(state)
+    if norm is None:
+        return math.inf, 1.0
     state.grad_norm = norm
-    return norm, min(1.0, max_norm / (norm + 1e-6))
+    return norm, _factor(norm, max_norm)
+
+
+def _factor(norm: float, max_norm: float) -> float:
+    return min(1.0, max_norm / (norm + 1e-6))
+
+
+def _scale_of(state: AdapterState) -> float:
+    return 1.0 if state.scaler is None else state.scaler.scale
+
+
+def _finite_norm(state: AdapterState) -> float | None:
+    """Return the norm of the divided gradients; None if it is not finite and a loss scale explains it.
+
+    Raises: `NonFiniteLossError` if it is not finite and no loss scale is at work; the gradients are then discarded.
+    """
+    norm = gradient_norm(state) * _data_ranks(state) / (state.grad_count * _scale_of(state))
+    if math.isfinite(norm):
+        return norm
+    if state.scaler is not None:
+        return None
+    rows = shown_rows(state.rows)
+    state.discard_gradients()
+    raise NonFiniteLossError(
+        f"The gradient norm at step {state.step + 1} is {norm}, though the loss is finite. {rows} The gradients are discarded, "
+        "the weights unchanged. Try a lower learning rate, or `mixed_precision=\"no\"`.")
 
 
 def shown_rows(rows: Sequence[int | None]) -> str:
