@@ -57,6 +57,13 @@ def test_tuples_arrays_and_tensors_of_integers_are_taken_too(kind):
 
 
 @pytest.mark.parametrize(("value", "text"), [
+    ([None, 1.0], r"`advantages\[0\]` is None where `advantages\[1\]` is 1\.0. Pass one number a sequence"),
+    ([None, None], r"`advantages\[0\]` is None. Pass one number a sequence"),
+    (["a", "b"], r"`advantages\[0\]` is 'a'. Pass one number a sequence"),
+    ("ab", r"`advantages` is 'ab'. Pass one number a sequence"),
+    ({"a": 1}, r"`advantages` is \{'a': 1\}. Pass one number a sequence"),
+    (1.0, r"`advantages` is 1\.0. Pass one number a sequence"),
+    ([[[1.0]], [[1.0]]], r"`advantages\[0\]` is \[\[1\.0\]\]. Pass one number a sequence"),
     ([1.0, None], r"`advantages\[1\]` is None where `advantages\[0\]` is 1\.0. Pass one number a sequence"),
     ([1.0, "x"], r"`advantages\[1\]` is 'x' where"),
     ([1.0, [0.0, 0.0]], r"`advantages\[1\]` is \[0\.0, 0\.0\] where `advantages\[0\]` is 1\.0"),
@@ -76,3 +83,10 @@ def test_features_that_a_subclass_made_are_held_to_the_same():
 
     with pytest.raises(DataError, match=r"`Longer.prepare`: inputs\[0\] has 4 `input_ids` but 3 `labels`"):
         next(Longer().micro_batches([GOOD]))
+
+
+def test_a_loss_input_may_be_left_out_as_none_and_its_numbers_may_be_tensors():
+    numbers = [torch.tensor(1.0), np.float64(2.0)]
+    inputs = collate(feature([1, 2]), feature([3, 4]), advantages=numbers, ref_logprobs=None)[0].loss_inputs
+    assert inputs["advantages"].tolist() == [1.0, 2.0]
+    assert inputs["ref_logprobs"] is None

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     Int64Array = npt.NDArray[np.int64]
 
 
+_NUMBERS = ("advantages", "old_logprobs", "ref_logprobs")
+"""Inputs of a loss that are numbers in every loss; what a loss of one's own calls otherwise may be anything."""
+
+_ADVICE = "Pass one number a sequence, or one a token as `ModelOutput.logprobs` has them."
+
+
 class InputProcessor:
     """Cuts a batch into micro-batches and collates them. Subclass it and override `prepare` to change features first.
 
@@ -154,20 +160,26 @@ def _split_inputs(loss_inputs: Mapping[str, Any], features: Sequence[InputFeatur
         if hasattr(value, "tolist"):
             value = value.tolist()
         if not isinstance(value, list | tuple):
+            if name in _NUMBERS and value is not None:
+                raise DataError(f"`{name}` is {_short(value)}. {_ADVICE}")
             split[name] = (value, False)
             continue
         if len(value) != len(features):
             raise DataError(f"`{name}` has {len(value)} entries, `inputs` has {len(features)} sequences. Pass one entry a "
                             "sequence.")
-        split[name] = (_checked(name, value, features), True)
+        entries = [entry.tolist() if hasattr(entry, "tolist") else entry for entry in value]
+        split[name] = (_checked(name, entries, features), True)
     return split
 
 
 def _checked(name: str, value: Sequence[Any], features: Sequence[InputFeature]) -> Sequence[Any]:
     """Return what a loss gets for each sequence: numbers, arrays with a number a token, or other values as they are."""
-    if not any(isinstance(entry, int | float | list | tuple) for entry in value):
+    like = next((index for index, entry in enumerate(value) if isinstance(entry, int | float | list | tuple)), None)
+    if like is None:
+        if value and name in _NUMBERS:
+            raise DataError(f"`{name}[0]` is {_short(value[0])}. {_ADVICE}")
         return value
-    one_a_token = isinstance(value[0], list | tuple)
+    one_a_token = isinstance(value[like], list | tuple)
     checked: list[Any] = []
     for index, entry in enumerate(value):
         try:
@@ -175,12 +187,11 @@ def _checked(name: str, value: Sequence[Any], features: Sequence[InputFeature]) 
         except (ValueError, TypeError, OverflowError):
             numbers = np.asarray(None)
         if numbers.ndim != one_a_token or numbers.dtype.kind not in "fiub":
-            raise DataError(f"`{name}[{index}]` is {_short(entry)} where `{name}[0]` is {_short(value[0])}. Pass one number a "
-                            "sequence, or one a token as `ModelOutput.logprobs` has them.")
+            other = "" if index == like else f" where `{name}[{like}]` is {_short(value[like])}"
+            raise DataError(f"`{name}[{index}]` is {_short(entry)}{other}. {_ADVICE}")
         length = len(features[index]["input_ids"])
         if one_a_token and len(numbers) != length:
-            raise DataError(f"`{name}[{index}]` has {len(numbers)} entries, the sequence has {length} tokens. Pass one number a "
-                            "sequence, or one a token as `ModelOutput.logprobs` has them.")
+            raise DataError(f"`{name}[{index}]` has {len(numbers)} entries, the sequence has {length} tokens. {_ADVICE}")
         checked.append(numbers if one_a_token else entry)
     return checked
 
