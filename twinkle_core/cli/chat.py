@@ -67,17 +67,20 @@ def chat(
         found.model_id, default_system=system, enable_thinking=thinking, trust_remote_code=trust_remote_code)
     sampler.set_template(made)
     talk = Conversation(sampler, made, params, found.adapter_uri)
-    with contextlib.suppress(KeyboardInterrupt):
+    is_asking = prompt is None and sys.stdin.isatty()
+    try:
         if prompt is not None:
             talk.say(prompt)
-        elif sys.stdin.isatty():
+        elif is_asking:
             _ask(talk)
         else:
             for line in sys.stdin:
                 if line.strip():
                     talk.say(line.strip())
-        return
-    print()
+    except KeyboardInterrupt:
+        print()
+        if not is_asking:  # where a conversation ends by Ctrl-C, an answer that somebody waits for is broken off
+            raise
 
 
 class Conversation:
@@ -109,7 +112,7 @@ def find_target(target: str, *, base: str | None = None) -> Target:
     location = parse_uri(target)
     folder = Path(location.repo_id).expanduser() if location.scheme == "file" else resolve_model(target)
     if (folder / "adapter_config.json").is_file():
-        return Target(base or _base_of(folder / "adapter_config.json"), str(folder))
+        return Target(base or _trained_on(folder) or _base_of(folder / "adapter_config.json"), str(folder))
     if base is not None:
         raise ArgumentError(f"`--base {base}` is for a LoRA, but `{target}` has no `adapter_config.json`. Leave it out.")
     if (folder / "config.json").is_file() or not folder.is_dir():
@@ -128,6 +131,19 @@ def template_of(config: Any) -> str:
     types = [config.model_type, config.get_text_config().model_type]
     found = next((model_type for model_type in types if model_type in families), None)
     return registry.resolve("model_families", found).template if found is not None else "Template"
+
+
+def _trained_on(folder: Path) -> str | None:
+    """Return the model that a Twinkle checkpoint was trained on, as the script named it; None of another LoRA, or if it is gone."""
+    from twinkle_core.checkpoint.folder import is_checkpoint
+    from twinkle_core.checkpoint.manifest import read_manifest
+    from twinkle_core.hub import parse_uri
+
+    name = read_manifest(folder).identity.get("model_id") if is_checkpoint(folder) else None
+    if not isinstance(name, str):
+        return None
+    location = parse_uri(name)
+    return name if location.scheme != "file" or Path(location.repo_id).expanduser().exists() else None
 
 
 def _base_of(path: Path) -> str:
