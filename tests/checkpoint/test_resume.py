@@ -254,10 +254,12 @@ def test_a_folder_of_checkpoints_means_its_newest_resumable_one(tiny, rows, tmp_
 
 
 @pytest.mark.parametrize("folder", ["", "not-there"])
-def test_a_folder_without_checkpoints_resumes_nothing(tiny, tmp_path, folder):
+def test_a_folder_without_checkpoints_resumes_nothing_and_says_so(tiny, tmp_path, folder, capsys):
     model = start(tiny("qwen3"), lora=True)
     before = weights(model)
+    capsys.readouterr()
     assert model.resume_from_checkpoint(str(tmp_path / folder)) is False
+    assert capsys.readouterr().err == f"twinkle: nothing to resume was found in `{tmp_path / folder}`; the model stays as it is.\n"
     assert_same_bits(weights(model), before)
 
 

@@ -8,6 +8,7 @@ before anything in memory has changed. How folders are written is left to `twink
 import json
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from twinkle_core import registry
+from twinkle_core import registry, session
 from twinkle_core.checkpoint.folder import CheckpointWriter, check_keep_last, complete_checkpoints, is_checkpoint, survey
 from twinkle_core.checkpoint.manifest import FILE_NAME, Manifest, verify
 from twinkle_core.checkpoint.naming import check_name, local_path
@@ -81,6 +82,8 @@ def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str |
     state = model.ready(adapter_name)
     folder = _resumable(local_path(path), state)
     if folder is None:
+        if session.current().launcher.topology().rank == 0:
+            print(f"twinkle: nothing to resume was found in `{local_path(path)}`; the model stays as it is.", file=sys.stderr)
         return False
     manifest = verify(folder)
     if not manifest.has_training_state:
