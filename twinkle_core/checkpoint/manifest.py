@@ -7,7 +7,8 @@ It is written last, so a folder without it is not a complete checkpoint. Sizes a
 import json
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -121,9 +122,10 @@ def check_sizes(folder: Path, files: Mapping[str, list[int]]) -> None:
     """Raise `CheckpointError` naming the first file that is missing or of another size than when it was saved."""
     for name, (size, _) in files.items():
         path = folder / name
-        if not path.is_file():
+        with _readable(path):
+            found = path.stat().st_size if path.is_file() else None
+        if found is None:
             raise CheckpointError(f"`{path}` is missing: the checkpoint is incomplete. Use another one, or restore the file.")
-        found = path.stat().st_size
         if found != size:
             raise CheckpointError(f"`{path}` has {found} bytes, {size} were saved: the file is truncated or was changed. Use "
                                   "another checkpoint, or restore the file.")
@@ -134,7 +136,18 @@ def verify(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     check_sizes(folder, manifest.files)
     for name, (_, saved) in manifest.files.items():
-        if checksum(folder / name) != saved:
+        with _readable(folder / name):
+            found = checksum(folder / name)
+        if found != saved:
             raise CheckpointError(f"`{folder / name}` does not have the content that was saved: its checksum differs. Use another "
                                   "checkpoint, or restore the file.")
     return manifest
+
+
+@contextmanager
+def _readable(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"`{path}` cannot be read: {error}. Give yourself permission to read it, or use another "
+                              "checkpoint.") from error

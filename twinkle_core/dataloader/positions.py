@@ -86,7 +86,8 @@ def check_state(state: Any, *, where: str) -> None:
             raise CheckpointError(f"{where}: the state of a data loader has `{name}` of type {kind.__name__}, this one has "
                                   f"{state.get(name)!r}. Pass what `get_state` returned.")
     if state["epoch"] < 0 or not 0 <= state["rows"] <= state["fingerprint"].get("rows", 0):
-        raise CheckpointError(f"{where}: epoch {state['epoch']}, row {state['rows']} lies outside {show(state['fingerprint'])}.")
+        raise CheckpointError(f"{where}: epoch {state['epoch']}, row {state['rows']} lies outside {show(state['fingerprint'])}. "
+                              "The state is damaged; use another checkpoint.")
 
 
 def show(fingerprint: Mapping[str, Any]) -> str:

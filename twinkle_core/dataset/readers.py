@@ -162,7 +162,8 @@ def _parse(text: str, where: str) -> Any:
     except (ValueError, RecursionError) as error:
         line = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) and error.lineno > 1 else ""
         shown = text.strip()[:80]
-        raise DataError(f"{where}{line} is not valid JSON: {error}. It begins: {shown!r}.") from error
+        raise DataError(f"{where}{line} is not valid JSON: {error}. It begins: {shown!r}. Correct it, or remove "
+                        "it from the file.") from error
 
 
 def _checked_row(row: Any, where: str) -> dict[str, Any]:
