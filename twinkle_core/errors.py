@@ -38,6 +38,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_MOST_LISTED = 15
+"""Arguments beyond which a list of them hides the one that was meant."""
+
+
 class TwinkleError(Exception):
     """Base of all errors that Twinkle raises on purpose."""
 
@@ -142,9 +146,16 @@ class SamplerError(TwinkleError, RuntimeError):
 
 
 def near_matches(name: str, allowed: Iterable[str]) -> list[str]:
-    """Return up to three of `allowed` that look like `name`, likeliest first, ignoring case."""
+    """Return up to three of `allowed` that look like `name`, likeliest first, ignoring case.
+
+    One that consists of the initials of `name` ("lr" of "learning_rate"), or has it as one of its words, looks like it too.
+    """
     by_lower = {candidate.lower(): candidate for candidate in allowed}
-    return [by_lower[match] for match in difflib.get_close_matches(name.lower(), list(by_lower), n=3, cutoff=0.6)]
+    word = name.lower()
+    initials = "".join(part[:1] for part in word.split("_")) if "_" in word else ""
+    kin = [candidate for candidate in by_lower if candidate == initials or ("_" in candidate and word in candidate.split("_"))]
+    close = difflib.get_close_matches(word, list(by_lower), n=3, cutoff=0.6)
+    return [by_lower[match] for match in dict.fromkeys([*close, *kin])][:3]
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
@@ -189,8 +200,9 @@ def check_keywords(what: str, given: Iterable[str], allowed: Iterable[str]) -> N
     permitted = list(allowed)
     for name in given:
         if name not in permitted:
-            raise UnknownArgumentError(
-                f"`{what}` has no argument `{name}`.{did_you_mean(name, permitted)} It takes: {listing(permitted)}.")
+            hint = did_you_mean(name, permitted)
+            takes = "" if hint and len(permitted) > _MOST_LISTED else f" It takes: {listing(permitted)}."
+            raise UnknownArgumentError(f"`{what}` has no argument `{name}`.{hint}{takes}")
 
 
 def checks_keywords(method: Callable[P, R], name: str = "") -> Callable[P, R]:

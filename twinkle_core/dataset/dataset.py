@@ -113,17 +113,17 @@ class Dataset(RemoteComponent):
         """
         if not callable(function):
             raise ArgumentTypeError(f"`filter` got a {type(function).__name__}. Pass a function from a row to a truth value.")
-        first_row = 0
-        for index in range(len(self._parts)):
-            part = self._parts[index]
-            if index in self._chosen("filter", dataset_meta):
+        chosen, parts, first_row = self._chosen("filter", dataset_meta), list(self._parts), 0
+        for index, part in enumerate(self._parts):
+            if index in chosen:
                 kept: list[int] = []
                 for rows, origins, start in _batches(part):
                     place = Place(first_row + start, origins)
                     verdicts, _ = each_row(rows, function, place, Tally(), on_bad_row="raise", doing="`filter`")
                     kept += [start + position for position, is_kept in enumerate(verdicts) if is_kept]
-                self._parts[index] = tables.select(part, kept)
+                parts[index] = tables.select(part, kept)
             first_row += len(part)
+        self._parts = parts
 
     @remote_function()
     def encode(
@@ -143,7 +143,8 @@ class Dataset(RemoteComponent):
         check_policy(on_bad_row, where="encode")
         self._check_not_encoded("encode")
         if self._template is None:
-            raise ModeError("`encode` needs a template. Call `dataset.set_template(\"Qwen3_5Template\", model_id=...)` first.")
+            raise ModeError("`encode` needs a template. Call `dataset.set_template(\"Template\", model_id=...)` first, or name the "
+                            "template of the model's family.")
         layouts = self._recognise("encode")
         if len({layout.name == "chosen/rejected" for layout in layouts}) > 1 and not add_generation_prompt:
             raise DataError("Some of the rows are preference pairs (chosen/rejected) and some are not. Put them into two datasets.")
@@ -262,7 +263,8 @@ class Dataset(RemoteComponent):
                 columns = tables.visible_columns(part)
                 used = ", ".join(name for name in columns if name in layout.columns)
                 unused = ", ".join(name for name in columns if name not in layout.columns)
-                say(f"rows are read as the layout {layout.name} (columns {used}{f'; left out: {unused}' if unused else ''})")
+                if unused or layout.name != "messages":  # where nothing is guessed, nothing is said
+                    say(f"rows are read as the layout {layout.name} (columns {used}{f'; left out: {unused}' if unused else ''})")
         return layouts
 
     def _chosen(self, where: str, meta: DatasetMeta | None) -> Sequence[int]:

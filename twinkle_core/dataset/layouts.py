@@ -78,8 +78,9 @@ def find_layout(columns: Sequence[str]) -> Layout:
         if all(name in columns for name in layout.required):
             return layout
     known = "; ".join(f"{layout.name} ({', '.join(layout.required)})" for layout in LAYOUTS)
+    ready = "`dataset.map(\"GSM8KProcessor\")` or " if {"question", "answer"} <= set(columns) else ""
     raise DataError(f"The columns {listing(columns)} are no layout that is known. Known: {known}. Turn the rows into `messages` "
-                    "with `dataset.map(function)`.")
+                    f"with {ready}`dataset.map(function)`.")
 
 
 def _user_data(value: Any) -> dict[str, Any]:

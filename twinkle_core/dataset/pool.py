@@ -4,6 +4,7 @@ The processes are started for the call and end with it. Each gets the function a
 that is how the platform starts processes, else pickled.
 """
 
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -43,8 +44,15 @@ def over_batches(
         try:
             yield from pool.map(_run, ranges)
         except BrokenProcessPool as error:
-            raise DataError(f"One of the {workers} processes (`num_proc`) died, most likely for lack of memory. Use a smaller "
-                            "`num_proc`, or none.") from error
+            raise DataError(f"One of the {workers} processes (`num_proc`) died, most likely for lack of memory: use a smaller "
+                            f"`num_proc`, or none.{_guard_advice()}") from error
+
+
+def _guard_advice() -> str:
+    if multiprocessing.get_start_method() == "fork":
+        return ""
+    return (" Here processes begin by importing the script: what it runs must stand under `if __name__ == \"__main__\":`, or each "
+            "of them runs it too, and dies.")
 
 
 def _start(part: Any, function: Any, first_row: int) -> None:

@@ -29,7 +29,7 @@ def features_of(inputs: Any, state: AdapterState) -> list[Any]:
         return items
     if state.template is None:
         raise ModelError(f"inputs[{places[0]}] is a conversation, and the model has no template to tokenise it. Call "
-                         "`set_template(...)`, or encode it first.")
+                         "`set_template(...)`, or encode the rows first: `dataset.encode()`.")
     for place, features in zip(places, state.template.batch_encode([items[place] for place in places]), strict=True):
         if len(features) != 1:
             raise DataError(f"inputs[{place}] became {len(features)} features: the template's truncation "
