@@ -195,6 +195,27 @@ def flatten_responses(inputs: Sequence[Any]) -> list[Any]:
     return flat
 
 
+def extend_feature(feature: InputFeature, tokens: Sequence[int], *, logprobs: Sequence[float] | None = None) -> InputFeature:
+    """Return a new feature: `feature`, most often a prompt, with `tokens` behind it, which are supervised.
+
+    Args:
+        feature: not mutated.
+        tokens: what the model answered.
+        logprobs: of each of `tokens`; they become `old_logprobs`, 0.0 for tokens before them. Needed if `feature` has some.
+    """
+    ids, new = feature["input_ids"], list(tokens)
+    joined = cast(InputFeature, dict(feature))
+    joined["input_ids"] = [*ids, *new]
+    joined["labels"] = [*feature.get("labels", [IGNORE_INDEX] * len(ids)), *new]
+    if logprobs is None and "old_logprobs" in feature:
+        raise DataError("The feature has `old_logprobs`. Pass `logprobs=` of the tokens to append as well.")
+    if logprobs is not None:
+        if len(logprobs) != len(new):
+            raise DataError(f"`logprobs` has {len(logprobs)} entries for {len(new)} tokens. Pass one a token.")
+        joined["old_logprobs"] = [*feature.get("old_logprobs", [0.0] * len(ids)), *logprobs]
+    return joined
+
+
 def check_feature(feature: object, *, where: str) -> InputFeature:
     """Return `feature` after checking its keys and lengths. `where` names the place in an error, e.g. "inputs[3]"."""
     if not isinstance(feature, Mapping):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from twinkle_core.data_format import IGNORE_INDEX, InputFeature, SampleResponse, check_feature
+from twinkle_core.data_format import InputFeature, SampleResponse, check_feature, extend_feature
 from twinkle_core.errors import ArgumentTypeError, SamplerError
 from twinkle_core.processor.tokens import Limits, integers
 
@@ -25,14 +25,7 @@ class Prompt:
 
     def extend(self, tokens: Sequence[int], logprobs: Sequence[float]) -> InputFeature:
         """Return prompt and completion as a feature: the completion is labelled, and has its log-probabilities."""
-        length = len(self.tokens)
-        feature: dict[str, Any] = {
-            "input_ids": [*self.tokens, *tokens],
-            "labels": [IGNORE_INDEX] * length + list(tokens),
-            "old_logprobs": [0.0] * length + list(logprobs),
-            **self.carried,
-        }
-        return cast(InputFeature, feature)
+        return extend_feature(cast(InputFeature, {"input_ids": self.tokens, **self.carried}), tokens, logprobs=logprobs)
 
 
 def read_prompts(inputs: Sequence[Any], template: "Template | None", limits: Limits, *, max_tokens: int) -> list[Prompt]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from twinkle_core.data_format import IGNORE_INDEX, InputFeature, Message, ToolCall, Trajectory, extend_feature
-from twinkle_core.errors import ArgumentError, DataError, MissingExtraError, TemplateError, checks_keywords, did_you_mean, listing
+from twinkle_core.errors import ArgumentError, MissingExtraError, TemplateError, checks_keywords, did_you_mean, listing
 from twinkle_core.template.calls import parse_json_calls
 from twinkle_core.template.labels import Conversation, Labeller, Ranges, tools_key
 from twinkle_core.template.messages import TRAJECTORY_KEYS, clean_messages, clean_tools, split_reasoning
