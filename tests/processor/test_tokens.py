@@ -87,6 +87,6 @@ def test_features_that_a_subclass_made_are_held_to_the_same():
 
 def test_a_loss_input_may_be_left_out_as_none_and_its_numbers_may_be_tensors():
     numbers = [torch.tensor(1.0), np.float64(2.0)]
-    inputs = collate(feature([1, 2]), feature([3, 4]), advantages=numbers, ref_logprobs=None)[0].loss_inputs
-    assert inputs["advantages"].tolist() == [1.0, 2.0]
-    assert inputs["ref_logprobs"] is None
+    batches = collate(feature([1, 2]), feature([3, 4]), advantages=numbers, ref_logprobs=None)
+    assert [batch.loss_inputs["advantages"].tolist() for batch in batches] == [[1.0], [2.0]]
+    assert batches[0].loss_inputs["ref_logprobs"] is None

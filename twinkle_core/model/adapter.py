@@ -197,6 +197,17 @@ class AdapterState:
             metrics[:] = before
             raise
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "AdapterState":
+        """Copy the gradients held too, which torch leaves out of a copied parameter, and forget the last `forward`."""
+        made = copy.copy(self)
+        memo[id(self)] = made
+        for name, value in vars(self).items():
+            setattr(made, name, None if name == "pending" else copy.deepcopy(value, memo))
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                made.parameters[name].grad = parameter.grad.clone()
+        return made
+
     def discard_gradients(self, *, keep_forward: bool = False) -> None:
         """Forget the gradients held and begin a new window. `keep_forward`: a `forward` may still get its backward pass."""
         for parameter in self.parameters.values():

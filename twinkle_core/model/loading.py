@@ -57,6 +57,7 @@ def load_pretrained(
         raise ModelError(f"`{model_id}` (in {folder}) cannot be loaded as a causal language model: {reason}. Check that its "
                          "`config.json` names a text model that this version of transformers knows.") from error
     _check_complete(model_id, folder, info)
+    _choose_experts(module)
     return module.to(device).eval()
 
 
@@ -114,6 +115,14 @@ def _leave_out_kernel_advice() -> None:
 
 def _is_no_kernel_advice(record: logging.LogRecord) -> bool:
     return "falling back to its reference PyTorch implementation" not in record.getMessage()
+
+
+def _choose_experts(module: Any) -> None:
+    """Run the experts of a mixture one by one in fp64, which torch's grouped matrix product does not know."""
+    import torch
+
+    if module.dtype == torch.float64 and getattr(module.config.get_text_config(), "_experts_implementation", None) == "grouped_mm":
+        module.set_experts_implementation("eager")
 
 
 def _check_complete(model_id: str, folder: Any, info: Any) -> None:
