@@ -122,6 +122,6 @@ def test_a_batch_without_anything_to_train_on_is_an_error_with_its_rows(method, 
 
 def test_a_loss_that_counts_no_token_is_said_once(model, batch):
     model.set_loss(lambda outputs, targets: (outputs.logprobs.sum() * 0, 0))
-    with pytest.warns(UserWarning, match="counted none of the 4 supervised tokens.*adds nothing to the step"):
+    with pytest.warns(UserWarning, match="counted none of the 4 supervised tokens.*adds nothing to a step"):
         model.forward_backward(inputs=batch(6))
     assert not model.step()

@@ -128,7 +128,8 @@ class AdapterState:
         grad_count: by which the held gradients, which are sums, are divided at the step.
         step: optimizer steps taken.
         is_lr_step_due: whether the optimizer has stepped since the scheduler advanced.
-        grad_norm: global L2 norm at the last clip, before clipping; None if there was none.
+        grad_norm: global L2 norm at the last clip or step, before clipping; None if there was none.
+        is_clipped: whether the gradients held have been clipped, so that their norm is not that any more.
         lr: learning rate of the first group at the last step; None before.
         clip: the norm that the last clip allowed, for people.
         training: what was trained since the last `calculate_metric`.
@@ -157,6 +158,7 @@ class AdapterState:
     step: int = 0
     is_lr_step_due: bool = False
     grad_norm: float | None = None
+    is_clipped: bool = False
     lr: float | None = None
     clip: float = 1.0
     training: Window = field(default_factory=Window)
@@ -212,6 +214,6 @@ class AdapterState:
         """Forget the gradients held and begin a new window. `keep_forward`: a `forward` may still get its backward pass."""
         for parameter in self.parameters.values():
             parameter.grad = None
-        self.micro_steps, self.grad_count, self.rows, self.is_reduced = 0, 0.0, [], False
+        self.micro_steps, self.grad_count, self.rows, self.is_reduced, self.is_clipped = 0, 0.0, [], False, False
         if not keep_forward:
             self.pending = None

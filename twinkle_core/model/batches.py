@@ -82,7 +82,7 @@ def _check_trained(
         raise DataError(f"Nothing in this batch is trained on: no token but a first one has a label other than {IGNORE_INDEX}. "
                         f"{training.shown_rows(rows)} Look at how these rows were encoded, or leave them out.")
     if num_tokens and not count:
-        runner.say_once(f"The loss counted none of the {int(num_tokens)} supervised tokens of a batch: it adds nothing to the step.")
+        runner.say_once(f"The loss counted none of the {int(num_tokens)} supervised tokens of a batch: it adds nothing to a step.")
 
 
 def _in_step(

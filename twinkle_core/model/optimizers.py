@@ -48,8 +48,8 @@ def build_optimizer(
     """Return an optimizer of `parameters`.
 
     Args:
-        value: None (AdamW), a class, a name in `torch.optim`, or a function of the list of parameters (and of `options`) that
-            returns an optimizer of them, e.g. with parameter groups.
+        value: None (AdamW), a class, a name in `torch.optim`, a function of the list of parameters (and of `options`) that
+            returns an optimizer of them, e.g. with parameter groups, or an optimizer of all of them.
         parameters: the trainable ones.
         options: keywords of the class or function. A class that takes `lr` and is not told one gets 1e-4 for a LoRA and 1e-5
             for the full model; AdamW gets betas 0.9 / 0.999 and weight decay 0.01.
@@ -65,8 +65,7 @@ def build_optimizer(
     if isinstance(value, str):
         value = _by_name("optimizer", value, _torch_optimizers(), "torch.optim")
     if isinstance(value, type) and issubclass(value, Optimizer):
-        if value.__name__ in _REFUSED:
-            raise ArgumentError(f"`{value.__name__}` {_REFUSED[value.__name__]}. Use another optimizer, e.g. `AdamW`.")
+        _refuse(value)
         _check_options(f"set_optimizer({value.__name__})", value, given)
         if "lr" in inspect.signature(value).parameters:
             given = {"lr": LORA_LR if is_lora else FULL_LR, **given}
@@ -77,12 +76,17 @@ def build_optimizer(
             stand_in = torch.nn.Parameter(torch.ones(2, 2, dtype=trainable[0].dtype, device=trainable[0].device))
             _construct("optimizer", value, [stand_in], given, then=_try_step)
         return optimizer
-    if not callable(value) or isinstance(value, type):
+    if isinstance(value, Optimizer):
+        _refuse_options("set_optimizer", given)
+        optimizer = value
+    elif not callable(value) or isinstance(value, type):
         raise ArgumentTypeError(
-            f"`set_optimizer` got {_type_name(value)}. Pass a class of `torch.optim`, its name such as \"AdamW\", or a function "
-            "that takes the list of parameters and returns an optimizer.")
-    optimizer = _call_function("set_optimizer", value, trainable, given, Optimizer)
-    _check_ownership(optimizer, trainable)
+            f"`set_optimizer` got {_type_name(value)}. Pass a class of `torch.optim`, its name such as \"AdamW\", a function that "
+            "takes the list of parameters and returns an optimizer, or an optimizer of just these parameters.")
+    else:
+        optimizer = _call_function("set_optimizer", value, trainable, given, Optimizer)
+    _refuse(type(optimizer))
+    _check_ownership(optimizer, trainable, is_whole=optimizer is value)
     for group in optimizer.param_groups:
         for name, option in group.items():
             check_finite(name, option)
@@ -94,7 +98,7 @@ def build_scheduler(value: Any, optimizer: Optimizer, options: Mapping[str, Any]
 
     Args:
         value: a class, a name in `torch.optim.lr_scheduler`, "CosineWarmupScheduler", "LinearWarmupScheduler", or a function of
-            the optimizer (and of `options`) that returns a scheduler of it.
+            the optimizer (and of `options`) that returns a scheduler of it, or a scheduler of it.
         optimizer: whose learning rates it sets.
         options: keywords of the class or function.
 
@@ -109,15 +113,20 @@ def build_scheduler(value: Any, optimizer: Optimizer, options: Mapping[str, Any]
         if not _holds_code(given):
             _construct("scheduler", value, _copy_of(optimizer), given, then=_try_schedule)
         return _construct("scheduler", value, optimizer, given)
-    if not callable(value) or isinstance(value, type):
+    if isinstance(value, LRScheduler):
+        _refuse_options("set_lr_scheduler", given)
+        scheduler = value
+    elif not callable(value) or isinstance(value, type):
         raise ArgumentTypeError(
             f"`set_lr_scheduler` got {_type_name(value)}. Pass a class of `torch.optim.lr_scheduler`, a name such as "
-            "\"CosineWarmupScheduler\", or a function that takes the optimizer and returns a scheduler.")
-    scheduler = _call_function("set_lr_scheduler", value, optimizer, given, LRScheduler)
+            "\"CosineWarmupScheduler\", a function that takes the optimizer and returns a scheduler, or a scheduler of the "
+            "optimizer that is set.")
+    else:
+        scheduler = _call_function("set_lr_scheduler", value, optimizer, given, LRScheduler)
     _refuse_plateau(type(scheduler))
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise ModelError("The function given to `set_lr_scheduler` returned a scheduler of another optimizer. Build it from the "
-                         "optimizer that the function gets.")
+        raise ModelError("`set_lr_scheduler` got a scheduler of another optimizer than that which is set. Pass a function: it gets "
+                         "the optimizer to build the scheduler from.")
     return scheduler
 
 
@@ -159,7 +168,8 @@ def _subclasses(members: Mapping[str, Any], base: type[T]) -> dict[str, type[T]]
 def _by_name(what: str, name: str, known: Mapping[str, type[T]], where: str) -> type[T]:
     if name in known:
         return known[name]
-    raise UnknownNameError(f"There is no {what} `{name}` in {where}.{did_you_mean(name, known)} Names: {listing(known)}.")
+    usable = optimizer_names() if what == "optimizer" else scheduler_names()
+    raise UnknownNameError(f"There is no {what} `{name}` in {where}.{did_you_mean(name, usable)} Names: {listing(usable)}.")
 
 
 def _check_options(what: str, build: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -242,12 +252,27 @@ def _call_function(where: str, function: Callable[..., Any], target: Any, option
     return made
 
 
-def _check_ownership(optimizer: Optimizer, trainable: Sequence[torch.nn.Parameter]) -> None:
+def _check_ownership(optimizer: Optimizer, trainable: Sequence[torch.nn.Parameter], *, is_whole: bool) -> None:
+    """Raise `ModelError` for parameters that are not trained here and, if `is_whole`, for trained ones that it lacks."""
     known = {id(parameter) for parameter in trainable}
-    foreign = sum(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"])
-    if foreign:
-        raise ModelError(f"The function given to `set_optimizer` returned an optimizer with {foreign} parameter(s) that this model "
-                         "does not train. Use the parameters that the function gets.")
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if foreign := len(held - known):
+        raise ModelError(f"`set_optimizer` got an optimizer with {foreign} parameter(s) that this model does not train. Pass a "
+                         "function: it gets the parameters to build the optimizer of.")
+    if is_whole and (lacking := len(known - held)):
+        raise ModelError(f"`set_optimizer` got an optimizer that lacks {lacking} of the {len(known)} parameters trained here. "
+                         "Build it of all of them, or freeze the others; a function of the parameters may leave some out.")
+
+
+def _refuse(optimizer: type) -> None:
+    if optimizer.__name__ in _REFUSED:
+        raise ArgumentError(f"`{optimizer.__name__}` {_REFUSED[optimizer.__name__]}. Use another optimizer, e.g. `AdamW`.")
+
+
+def _refuse_options(method: str, options: Mapping[str, Any]) -> None:
+    if options:
+        raise ArgumentTypeError(f"`{method}` got {listing(options)}, which only a class, a name or a function can take, together "
+                                "with an instance. Pass them when you make it.")
 
 
 def _refuse_plateau(scheduler: type) -> None:

@@ -134,13 +134,11 @@ class LossScaler:
     scale: float = 1024.0
     growth_interval: int = 1000
     good_steps: int = 0
-    skipped_steps: int = 0
 
     def update(self, *, overflowed: bool) -> None:
         """Take in whether a step's gradients overflowed."""
         if overflowed:
             self.scale, self.good_steps = max(self.scale / 2, 2.0 ** -14), 0
-            self.skipped_steps += 1
             return
         self.good_steps += 1
         if self.good_steps >= self.growth_interval:

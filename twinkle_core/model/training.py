@@ -25,6 +25,14 @@ def ensure_optimizer(state: AdapterState) -> torch.optim.Optimizer:
     return state.optimizer
 
 
+def next_lr(state: AdapterState) -> float:
+    """Return the learning rate of the last step; before the first, that with which it will be made."""
+    if state.lr is not None:
+        return state.lr
+    optimizer = state.optimizer or build_optimizer(None, state.parameters.values(), {}, is_lora=state.is_lora)
+    return float(optimizer.param_groups[0]["lr"])
+
+
 def add_gradients(state: AdapterState, batch: MicroBatch, loss: torch.Tensor, count: float) -> None:
     """Run the backward pass of one micro-batch; on several ranks also one without tokens, in which the others wait."""
     state.rows.extend(batch.row_ids)
@@ -54,6 +62,7 @@ def all_or_nothing(state: AdapterState) -> Iterator[None]:
 
 def reopen(state: AdapterState) -> None:
     """Prepare gradients that a clip has reduced for another backward pass."""
+    state.is_clipped = False
     if state.is_reduced and state.placed is not None:
         parallel.reopen(state.placed, state.parameters)
         state.is_reduced = False
@@ -99,8 +108,10 @@ def step(state: AdapterState, *, max_norm: float | None = None) -> bool:
     if norm is None:
         state.discard_gradients()
         return False
+    if not state.is_clipped:  # else it is the norm after a clip, which noted that before it
+        state.grad_norm = norm
     if max_norm is not None:
-        state.clip, state.grad_norm = max_norm, norm
+        state.clip = max_norm
         factor *= _factor(norm, max_norm)
     if factor != 1.0:
         _scale(held, factor)
@@ -185,7 +196,9 @@ def _norm_and_factor(state: AdapterState, max_norm: float) -> tuple[float | None
     norm = _finite_norm(state)
     if norm is None:
         return math.inf, 1.0
-    state.grad_norm = norm
+    if not state.is_clipped:
+        state.grad_norm = norm
+    state.is_clipped = True
     return norm, _factor(norm, max_norm)
 
 
