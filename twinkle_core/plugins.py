@@ -80,7 +80,10 @@ _DISABLED = "disabled by TWINKLE_DISABLE_PLUGINS"
 class Plugins:
     """What is installed: a pluggy manager and a record of every entry point. `load()` makes the one of this process."""
 
-    def __init__(self, entry_points: "Iterable[metadata.EntryPoint]", *, disabled: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, entry_points: "Iterable[metadata.EntryPoint]", unreadable: Iterable[Plugin] = (), *,
+        disabled: frozenset[str] = frozenset(),
+    ) -> None:
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)
         self.found: list[Plugin] = []
@@ -92,6 +95,7 @@ class Plugins:
             by_place.setdefault((distribution != CORE, entry_point.name, distribution), entry_point)
         for (_, _, distribution), entry_point in sorted(by_place.items(), key=lambda item: item[0]):
             self.found.append(self._load(entry_point, distribution, disabled))
+        self.found += unreadable
         for name in sorted(disabled.difference(*(plugin.keys for plugin in self.found))):
             print(f"twinkle: TWINKLE_DISABLE_PLUGINS names `{name}`, which is not installed. Installed: "
                   f"{listing(plugin.name for plugin in self.found)}.", file=sys.stderr)
@@ -214,6 +218,21 @@ def _hook_advice(problem: str, module: ModuleType) -> str:
     return problem
 
 
+def _readable_entry_points() -> "tuple[list[metadata.EntryPoint], list[Plugin]]":
+    """Return the entry points of the distributions whose `entry_points.txt` can be read, and the others as broken plugins."""
+    from importlib import metadata
+
+    readable: list[metadata.EntryPoint] = []
+    broken: list[Plugin] = []
+    for distribution in metadata.distributions():
+        try:
+            readable += distribution.entry_points.select(group=GROUP)
+        except Exception as error:  # the boundary to foreign files
+            broken.append(Plugin(name=distribution.name, module="", distribution=distribution.name, version=distribution.version,
+                                 reason=f"its `entry_points.txt` cannot be read: {error}. Reinstall or uninstall it."))
+    return readable, broken
+
+
 @functools.cache
 def load() -> Plugins:
     """Return the plugins of this process, loaded at the first call."""
@@ -224,7 +243,12 @@ def load() -> Plugins:
     if own:
         raise ArgumentError(f"TWINKLE_DISABLE_PLUGINS names {listing(own)}, which brings the launcher, hubs and models that "
                             "everything else needs. Take it out of the list.")
-    loaded = Plugins(metadata.entry_points(group=GROUP), disabled=disabled)
+    unreadable: list[Plugin] = []
+    try:
+        entry_points = list(metadata.entry_points(group=GROUP))
+    except Exception:  # the boundary to foreign files: that of one distribution cannot be read
+        entry_points, unreadable = _readable_entry_points()
+    loaded = Plugins(entry_points, unreadable, disabled=disabled)
     if not any(plugin.distribution == CORE for plugin in loaded.found):
         raise PluginError("The distribution `twinkle-core` is not installed in this environment, only its source is on the "
                           "path, so its entry point cannot be found. Run: pip install twinkle-core (in a checkout: make install)")

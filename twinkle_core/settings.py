@@ -74,11 +74,20 @@ def torchrun_rank() -> ProcessRank | None:
     """Return the place of this process if `torchrun` started it, else None.
 
     torchrun is recognised by `TORCHELASTIC_RUN_ID`, which nothing else sets; a bare `WORLD_SIZE` means nothing.
+
+    Raises: `ArgumentError` if that variable is set and the others that torchrun sets with it are missing or make no sense.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    return ProcessRank(rank, local_rank, world_size, restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    said = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    said["TORCHELASTIC_RESTART_COUNT"] = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    numbers = [int(text) for text in said.values() if text is not None and text.isascii() and text.isdigit()]
+    if len(numbers) != len(said) or not numbers[1] <= numbers[0] < numbers[2]:
+        found = ", ".join(f"{name}={'is not set' if text is None else text}" for name, text in said.items())
+        raise ArgumentError(f"`TORCHELASTIC_RUN_ID` is set, as torchrun does, but {found}: no rank below a number of processes. "
+                            "Start the script with torchrun, or unset `TORCHELASTIC_RUN_ID`.")
+    rank, local_rank, world_size, restart = numbers
+    return ProcessRank(rank, local_rank, world_size, restart=restart)
 
 
 def elastic_error_file() -> str | None:

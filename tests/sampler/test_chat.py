@@ -217,3 +217,24 @@ def test_errors_are_one_line(tmp_path: Path, qwen3: str, capsys: pytest.CaptureF
     assert "temperature" in fail(capsys, qwen3, "-p", "Hi", "--temperature", "-1")
     assert "64 positions" in fail(capsys, qwen3, "-p", "long " * 80, *QUICK)
     assert "--base" in fail(capsys, qwen3, "--bse", "x")
+
+
+def test_control_characters_of_an_answer_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    chat._show("a\x1b[2Jb\r\x07\n\t\x9bc")
+    assert capsys.readouterr().out == "a\\x1b[2Jb\\r\\x07\n\t\\x9bc"
+
+
+def test_an_empty_answer_says_what_may_help(qwen3: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["chat", qwen3, "-p", "Who?", "--device", "cpu", "--max-tokens", "0"])
+    assert "The answer is empty. A model that was trained without reasoning may need --no-thinking." in capsys.readouterr().err
+
+
+def test_help_in_a_conversation_is_no_question(
+    qwen3: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = iter(["/help", "/exit"])
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("builtins.input", lambda prompt: next(script))
+    main(["chat", qwen3, *QUICK])
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("/help shows this")) == ("", 2)

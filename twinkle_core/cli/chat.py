@@ -8,6 +8,7 @@ import contextlib
 import json
 import secrets
 import sys
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twinkle_core import registry
-from twinkle_core.errors import ArgumentError, MissingExtraError, SamplerError, TemplateError
+from twinkle_core.errors import ArgumentError, MissingExtraError, SamplerError, TemplateError, UsageError
 
 if TYPE_CHECKING:
     from twinkle_core.hub import Location
     from twinkle_core.sampler.torch_sampler import TorchSampler
     from twinkle_core.template.template import Template
 
-_COMMANDS = "/new begins a new conversation, /exit or Ctrl-D ends"
+_COMMANDS = "/new begins a new conversation, /help shows this, /exit or Ctrl-D ends"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def chat(
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty,
         seed=secrets.randbits(31) if seed is None else seed)
+    if prompt is None and sys.stdin is None:
+        raise UsageError("There is nothing to answer: standard input is closed. Say something with `--prompt`.")
     found = find_target(target, base=base)
     _quieten()
     sampler: TorchSampler = registry.resolve("samplers", "TorchSampler")(
@@ -96,6 +99,8 @@ class Conversation:
         response = self._sampler.stream({"messages": messages}, self._params, on_text=_show, adapter_uri=self._adapter_uri)
         print()
         sequence = response.sequences[0]
+        if not sequence.decoded.strip():
+            print("(The answer is empty. A model that was trained without reasoning may need --no-thinking.)", file=sys.stderr)
         if sequence.stop_reason == "length":
             print(f"(The answer was cut after {len(sequence.tokens)} tokens; see --max-tokens.)", file=sys.stderr)
         self.messages = [*messages, self._template.parse(sequence.tokens)]
@@ -180,6 +185,8 @@ def _ask(talk: Conversation) -> None:
     for line in _lines():
         if line == "/new":
             talk.messages = []
+        elif line == "/help":
+            print(f"({_COMMANDS})", file=sys.stderr)
         else:
             try:
                 talk.say(line)
@@ -201,7 +208,13 @@ def _lines() -> Iterator[str]:
 
 
 def _show(text: str) -> None:
-    print(text, end="", flush=True)
+    """Print a piece of an answer. Control characters, with which a model could move the cursor, become their escapes."""
+    print("".join(_visible(character) for character in text), end="", flush=True)
+
+
+def _visible(character: str) -> str:
+    is_control = unicodedata.category(character) == "Cc" and character not in "\n\t"
+    return repr(character)[1:-1] if is_control else character
 
 
 def _quieten() -> None:

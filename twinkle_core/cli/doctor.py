@@ -144,7 +144,8 @@ def _libraries() -> Iterator[Finding]:
             importlib.import_module(module)
         except Exception as error:  # the boundary to foreign code: a broken build is what is looked for
             yield Finding(name, f"{version} is installed, but importing it raised {type(error).__name__}: {error}", "wrong",
-                          f"Run: pip install --force-reinstall {name}=={version}")
+                          f"Run: pip install --force-reinstall {name}=={version}" if _has_docstrings() else
+                          "Run Python without -OO (PYTHONOPTIMIZE=2), which takes away docstrings that it reads.")
             continue
         wanted = _wanted_versions(name)
         if wanted and not _fits(version, wanted):
@@ -156,6 +157,10 @@ def _libraries() -> Iterator[Finding]:
             yield Finding(name, metadata.version(name))
         except metadata.PackageNotFoundError:
             yield Finding(name, "not installed (optional)", "note", f"Run: pip install 'twinkle-core[{extra}]'")
+
+
+def _has_docstrings() -> bool:
+    return sys.flags.optimize < 2
 
 
 def _wanted_versions(name: str) -> str:
