@@ -9,7 +9,7 @@ import torch
 
 from twinkle_core import session
 from twinkle_core.checkpoint.manifest import FILE_NAME, describe_files
-from twinkle_core.errors import CheckpointError
+from twinkle_core.errors import ArgumentError, CheckpointError
 from twinkle_core.model.transformers_model import TransformersModel
 
 LORA = {"r": 2, "target_modules": ["q_proj"]}
@@ -86,6 +86,25 @@ def test_a_damaged_checkpoint_beside_a_good_one_is_passed_over_with_a_warning(sa
 def test_a_folder_without_checkpoints_is_a_fresh_start(saved, tmp_path):
     (tmp_path / "other" / "logs").mkdir(parents=True)
     assert saved[0].resume_from_checkpoint(str(tmp_path / "other")) is False
+
+
+def test_loading_an_empty_folder_says_that_it_holds_no_checkpoint(saved, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="empty` holds no checkpoint: neither a model"):
+        saved[0].load(str(tmp_path / "empty"))
+
+
+def test_the_home_of_nobody_is_no_place_for_checkpoints(saved):
+    with pytest.raises(ArgumentError, match="'~no-such-user/x' is not the path of a checkpoint"):
+        saved[0].save("last", "~no-such-user/x")
+
+
+def test_a_warning_points_at_the_line_of_the_caller(saved):
+    model, path = saved
+    broken_manifest(Path(model.save("last", str(path.parent), with_optimizer=True)))
+    with pytest.warns(UserWarning, match="Passed over") as caught:
+        model.resume_from_checkpoint(str(path.parent))
+    assert caught[0].filename == __file__
 
 
 def test_a_path_that_is_a_file_is_an_error(saved):

@@ -14,7 +14,6 @@ import secrets
 import shutil
 import socket
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 from twinkle_core.checkpoint.manifest import FILE_NAME, Manifest, check_sizes, describe_files, read_manifest
 from twinkle_core.checkpoint.naming import check_name, local_path, split_version, versioned
 from twinkle_core.errors import ArgumentError, CheckpointError, TwinkleError
+from twinkle_core.warning import warn
 
 _UNFINISHED = ".twinkle-unfinished-"
 _FOREIGN_STALE_S = 24 * 3600.0
@@ -145,7 +145,7 @@ def complete_checkpoints(folder: Path) -> list[tuple[Path, Manifest]]:
     """
     found, damaged = survey(folder)
     for error in damaged.values():
-        warnings.warn(f"Passed over a damaged checkpoint. {error}", stacklevel=2)
+        warn(f"Passed over a damaged checkpoint. {error}")
     return found
 
 

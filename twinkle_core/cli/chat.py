@@ -113,9 +113,10 @@ def find_target(target: str, *, base: str | None = None) -> Target:
     """
     from twinkle_core.checkpoint.folder import newest_complete
     from twinkle_core.hub import parse_uri, resolve_model
+    from twinkle_core.hub.local import expand_home
 
     location = parse_uri(target)
-    folder = Path(location.repo_id).expanduser() if location.scheme == "file" else resolve_model(target)
+    folder = expand_home(location.repo_id) if location.scheme == "file" else resolve_model(target)
     if (folder / "adapter_config.json").is_file():
         return Target(base or _trained_on(folder) or _base_of(folder / "adapter_config.json"), str(folder))
     if base is not None:
@@ -143,12 +144,13 @@ def _trained_on(folder: Path) -> str | None:
     from twinkle_core.checkpoint.folder import is_checkpoint
     from twinkle_core.checkpoint.manifest import read_manifest
     from twinkle_core.hub import parse_uri
+    from twinkle_core.hub.local import exists, expand_home
 
     name = read_manifest(folder).identity.get("model_id") if is_checkpoint(folder) else None
     if not isinstance(name, str):
         return None
     location = parse_uri(name)
-    return name if location.scheme != "file" or Path(location.repo_id).expanduser().exists() else None
+    return name if location.scheme != "file" or exists(expand_home(location.repo_id)) else None
 
 
 def _base_of(path: Path) -> str:

@@ -69,6 +69,14 @@ def near_path(path: Path) -> str:
         return ""
 
 
+def expand_home(text: str) -> Path:
+    """Return the path with `~` replaced; that of a user who does not exist stays as it is, and does not exist."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
 def _problem(path: Path, kind: Kind, patterns: Sequence[str]) -> str:
     if kind == "dataset":
         if path.is_dir():
@@ -78,8 +86,8 @@ def _problem(path: Path, kind: Kind, patterns: Sequence[str]) -> str:
 
 
 def _expand(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = expand_home(text)
     if not exists(path) and "%" in text:
-        decoded = Path(unquote(text)).expanduser()
+        decoded = expand_home(unquote(text))
         path = decoded if exists(decoded) else path
     return path.absolute()

@@ -5,7 +5,6 @@ what the model's own `forward` gives is checked once on a few tokens; a model th
 that is said. Accumulating gradients is left to `twinkle_core.model.training`.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from twinkle_core.loss.interface import Loss
 from twinkle_core.loss.result import check_count, checked_result, loss_name
 from twinkle_core.model.head import CHUNK_ELEMENTS, Head, token_logprobs
 from twinkle_core.processor import MicroBatch, TokenOutputs
+from twinkle_core.warning import warn
 
 if TYPE_CHECKING:
     from twinkle_core.model.precision import Precision
@@ -85,7 +85,7 @@ class ModuleRunner:
         """Warn of something that costs time or memory, once a model."""
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text, stacklevel=2)
+            warn(text)
 
     def hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Return the last hidden states [R, L, D], after the final norm."""

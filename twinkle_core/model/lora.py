@@ -6,7 +6,6 @@ pass. What is trained with which optimizer is left to the adapters' states.
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from twinkle_core.errors import (
 )
 from twinkle_core.model.loading import seeded
 from twinkle_core.model.undo import undone_on_error
+from twinkle_core.warning import warn
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -148,8 +148,8 @@ class LoraAdapters:
             parts = [path.replace(".base_layer", "") for path in paths]
             absent = [name for name in config.target_modules or () if not any(f".{part}".endswith(f".{name}") for part in parts)]
             if absent and len(absent) < len(config.target_modules or ()):
-                warnings.warn(f"`target_modules` names {listing(absent)}, but no layer of this model is called so. The linear "
-                              f"layers are called {self._layer_names()}.", stacklevel=5)
+                warn(f"`target_modules` names {listing(absent)}, but no layer of this model is called so. The linear "
+                              f"layers are called {self._layer_names()}.")
 
     def _owned(self, name: str) -> set[int]:
         found: set[int] = set()

@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +24,7 @@ from twinkle_core.errors import ArgumentError, CheckpointError, did_you_mean, li
 from twinkle_core.hub import parse_uri
 from twinkle_core.model import identity, layout, training_state
 from twinkle_core.model.merging import plain_weights
+from twinkle_core.warning import warn
 
 if TYPE_CHECKING:
     from twinkle_core.model.adapter import AdapterState
@@ -71,9 +71,12 @@ def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
     if not is_checkpoint(folder) and (inside := complete_checkpoints(folder)):
         raise CheckpointError(f"`{folder}` holds {len(inside)} checkpoints. Pass one of them, e.g. `{inside[-1][0]}`.")
     manifest = verify(folder) if is_checkpoint(folder) else None
+    if manifest is None and not any((folder / name).is_file() for name in (layout.ADAPTER_CONFIG, "config.json")):
+        raise CheckpointError(f"`{folder}` holds no checkpoint: neither a model (`config.json`) nor an adapter "
+                              f"(`{layout.ADAPTER_CONFIG}`).{_near(folder)} Pass what `save` returned.")
     _check_fits(model, state, folder, manifest)
     if manifest is not None and (text := _other_base(model, state, folder, manifest)):
-        warnings.warn(f"{text} It is loaded all the same, and may not work as well.", stacklevel=2)
+        warn(f"{text} It is loaded all the same, and may not work as well.")
     _apply_weights(model, state, folder)
 
 
@@ -147,7 +150,7 @@ def _resumable(path: Path, state: "AdapterState") -> Path | None:
     resumable = [item for item in fitting if item[1].has_training_state]
     if resumable:
         for error in damaged.values():
-            warnings.warn(f"Passed over a damaged checkpoint. {error}", stacklevel=2)
+            warn(f"Passed over a damaged checkpoint. {error}")
         return resumable[-1][0]
     if not found:
         damaged |= {inside: CheckpointError(f"`{inside}` has no `{FILE_NAME}`, so it is not complete.")

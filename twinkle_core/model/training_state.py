@@ -8,7 +8,6 @@ same step as one that was not interrupted.
 import copy
 import inspect
 import itertools
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from twinkle_core.errors import CheckpointError
 from twinkle_core.model.adapter import AdapterState
 from twinkle_core.model.precision import LossScaler
 from twinkle_core.model.training import ensure_optimizer
+from twinkle_core.warning import warn
 
 FOLDER = "training_state"
 """A folder of its own, because inference engines read every `*.safetensors` beside the weights as weights."""
@@ -116,8 +116,8 @@ def apply(saved: SavedTraining, state: AdapterState) -> None:
     state.discard_gradients()
     values = saved.values
     if other := _other_settings(values, state):
-        warnings.warn(f"Training goes on with what the checkpoint says, not with what this script sets: {'; '.join(other)}. To "
-                      "train with other settings, take the weights only: `load`.", stacklevel=4)
+        warn(f"Training goes on with what the checkpoint says, not with what this script sets: {'; '.join(other)}. To "
+                      "train with other settings, take the weights only: `load`.")
     if saved.optimizer is not None:
         ensure_optimizer(state).load_state_dict(saved.optimizer)
     elif state.optimizer is not None:  # saved before the first step
@@ -249,8 +249,8 @@ def _check_class(folder: Path, what: str, saved: str | None, present: str | None
 def _read_random_state(source: Path, values: dict[str, Any]) -> dict[str, Any] | None:
     world_size = session.current().launcher.topology().world_size
     if values["world_size"] != world_size:
-        warnings.warn(f"The checkpoint was saved by {values['world_size']} processes and is resumed by {world_size}: their random "
-                      "states do not fit, so dropout draws other numbers than the uninterrupted run.", stacklevel=2)
+        warn(f"The checkpoint was saved by {values['world_size']} processes and is resumed by {world_size}: their random "
+                      "states do not fit, so dropout draws other numbers than the uninterrupted run.")
         return None
     saved, present = read_json(_existing(source / _random_file())), collect_random_state()
     try:

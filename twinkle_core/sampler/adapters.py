@@ -121,16 +121,18 @@ def locate(uri: str) -> Path:
         raise ArgumentError(f"`adapter_uri={uri!r}`: pass the string that `save` returned.")
     try:
         folder = resolve_model(uri) if "://" in uri else Path(uri).expanduser()
-    except HubError as error:
-        raise SamplerError(f"The adapter `{uri}` cannot be found: {error}") from error
-    if not folder.is_dir():
+        is_folder = folder.is_dir()
+    except (HubError, OSError, RuntimeError) as error:  # the last two: a path that is too long, or `~` of nobody
+        raise SamplerError(f"The adapter `{uri[:200]}` cannot be found: {str(error)[:400]}") from error
+    if not is_folder:
         raise SamplerError(f"The adapter `{uri}` is not a folder (looked at {folder.absolute()}). Pass what `save` returned.")
     return folder
 
 
 def fingerprint_of(folder: Path) -> Fingerprint:
     """Return what changes when a file of `folder` is written again, even with the same size and modification time."""
-    stats = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json")]
+    files = (path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json"))
+    stats = [(path.name, path.stat()) for path in files if path.exists()]  # a link may lead nowhere
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for name, stat in stats)
 
 

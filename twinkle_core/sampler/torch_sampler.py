@@ -5,7 +5,6 @@ of what `decoding` returns. It holds the whole model on each rank; other ranks s
 """
 
 import itertools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from twinkle_core.sampler.probing import can_pad
 from twinkle_core.sampler.prompts import Prompt, read_prompts
 from twinkle_core.sampler.stopping import StopRule
 from twinkle_core.template.template import load_tokenizer
+from twinkle_core.warning import warn
 
 _COUNTER = "twinkle_core.sampler.count"
 
@@ -84,8 +84,8 @@ class TorchSampler(Sampler):
         what = f"`{model_id}` (model type `{self.model.config.model_type}`)"
         self._can_pad = can_pad(self.model, what=what)
         if not self._can_pad:
-            warnings.warn(f"{what} lets padding into its state, so only prompts of one length are computed together. Prompts of "
-                          "many lengths will be slow.", stacklevel=2)
+            warn(f"{what} lets padding into its state, so only prompts of one length are computed together. Prompts of "
+                          "many lengths will be slow.")
         self._tokenizer: Any = None
         self._adapters = AdapterModels(self.model, model_id=model_id, keep=max_cached_adapters,
                                        load_model=lambda folder: load_pretrained(str(folder), **self._load_options))

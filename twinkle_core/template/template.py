@@ -4,7 +4,6 @@ Renders with the tokenizer's own chat template, so tokens are those of `apply_ch
 `twinkle_core.template.labels`; padding, shifting and tensors are the processor's.
 """
 
-import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -19,6 +18,7 @@ from twinkle_core.template.messages import TRAJECTORY_KEYS, clean_messages, clea
 from twinkle_core.template.render import Renderer, Tools, refusals
 from twinkle_core.template.stability import is_prefix_stable
 from twinkle_core.template.truncation import TruncationStrategy, check_truncation, truncate
+from twinkle_core.warning import warn
 
 
 class Template:
@@ -78,8 +78,8 @@ class Template:
                                 "the path of a file.")
         self._prepare()
         if enable_thinking is not None and "enable_thinking" not in self._renderer.source():
-            warnings.warn(
-                f"The chat template {self.name} has no switch `enable_thinking`; {enable_thinking} changes nothing.", stacklevel=2)
+            warn(
+                f"The chat template {self.name} has no switch `enable_thinking`; {enable_thinking} changes nothing.")
 
     def _prepare(self) -> None:
         self._renderer = Renderer(self.tokenizer, self.chat_template, self.variables())
