@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from twinkle_core import registry
-from twinkle_core.errors import ArgumentTypeError, UnknownArgumentError
+from twinkle_core.errors import ArgumentTypeError, UnknownArgumentError, check_keywords, near_matches
 from twinkle_core.template.template import Template
 
 
@@ -56,3 +56,23 @@ def test_only_the_settings_read_the_environment() -> None:
     found = {path.name for path in files if reads.search(path.read_text(encoding="utf-8"))}
     assert len(files) > 50
     assert found == {"settings.py"}
+
+
+def test_an_abbreviation_of_what_was_said_is_a_near_match():
+    assert near_matches("learning_rate", ["lr", "betas", "weight_decay"]) == ["lr"]
+
+
+def test_a_name_with_the_word_that_was_said_is_a_near_match():
+    assert near_matches("name", ["dataset_meta", "model_name", "num_proc"]) == ["model_name"]
+
+
+def test_a_long_list_of_arguments_is_left_out_where_one_is_near():
+    many = [f"argument_{index}" for index in range(16)]
+    with pytest.raises(UnknownArgumentError) as near:
+        check_keywords("f", ["argument_x"], many)
+    assert "Did you mean" in str(near.value)
+    assert "It takes" not in str(near.value)
+    with pytest.raises(UnknownArgumentError, match="It takes: `argument_0`"):
+        check_keywords("f", ["zzz"], many)
+    with pytest.raises(UnknownArgumentError, match="Did you mean .* It takes: "):
+        check_keywords("f", ["argument_x"], many[:15])
