@@ -145,6 +145,11 @@ class SamplerError(TwinkleError, RuntimeError):
     """Sampling failed, or the sampler cannot use an adapter."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of a foreign error's text, or its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def near_matches(name: str, allowed: Iterable[str]) -> list[str]:
     """Return up to three of `allowed` that look like `name`, likeliest first, ignoring case.
 

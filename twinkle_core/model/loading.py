@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from twinkle_core import session, settings
-from twinkle_core.errors import MissingExtraError, ModelError, TwinkleError, check_flag
+from twinkle_core.errors import MissingExtraError, ModelError, TwinkleError, check_flag, first_line
 from twinkle_core.hub import resolve_model
 
 if TYPE_CHECKING:
@@ -48,14 +48,13 @@ def load_pretrained(
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     try:
-        with seeded(device), _without_progress_bar(transformers):
+        with seeded(device), without_progress_bar():
             module, info = transformers.AutoModelForCausalLM.from_pretrained(str(folder), output_loading_info=True, **options)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         if isinstance(error, TwinkleError):
             raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"`{model_id}` (in {folder}) cannot be loaded as a causal language model: {reason}. Check that its "
-                         "`config.json` names a text model that this version of transformers knows.") from error
+        raise ModelError(f"`{model_id}` (in {folder}) cannot be loaded as a causal language model: {first_line(error)}. Check that "
+                         "its `config.json` names a text model that this version of transformers knows.") from error
     _check_complete(model_id, folder, info)
     _choose_experts(module)
     return module.to(device).eval()
@@ -94,8 +93,10 @@ def _import_transformers() -> Any:
 
 
 @contextlib.contextmanager
-def _without_progress_bar(transformers: Any) -> Iterator[None]:
-    switch = transformers.utils.logging
+def without_progress_bar() -> Iterator[None]:
+    """Keep transformers from showing one inside the block."""
+    from transformers.utils import logging as switch
+
     was_enabled = switch.is_progress_bar_enabled()
     switch.disable_progress_bar()
     try:
@@ -106,7 +107,10 @@ def _without_progress_bar(transformers: Any) -> Iterator[None]:
 
 
 def _leave_out_kernel_advice() -> None:
-    """Keep transformers from advising GPU kernels on a machine without a GPU, where its reference code is all there is."""
+    """Keep transformers from advising GPU kernels on a machine without a GPU, where its reference code is all there is.
+
+    For the whole process, as the advice may come at any forward pass; docs/training.md says so. Adding a filter twice adds it once.
+    """
     import torch
 
     if not torch.cuda.is_available():

@@ -21,6 +21,7 @@ from twinkle_core.errors import (
     TwinkleError,
     check_finite,
     check_keywords,
+    first_line,
     listing,
 )
 from twinkle_core.model.loading import seeded
@@ -131,7 +132,7 @@ class LoraAdapters:
         except TwinkleError:
             raise
         except Exception as error:
-            raise ModelError(f"The LoRA `{name}` cannot be added: {_first_line(error)} The linear layers of this model are called "
+            raise ModelError(f"The LoRA `{name}` cannot be added: {first_line(error)} The linear layers of this model are called "
                              f"{self._layer_names()}.") from error
 
     def _check_targets(self, config: LoraConfig) -> None:
@@ -176,7 +177,3 @@ def _parameters_of(container: Any, name: str) -> set[int]:
         return set()
     value = container[name]
     return {id(value)} if isinstance(value, torch.nn.Parameter) else {id(parameter) for parameter in value.parameters()}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

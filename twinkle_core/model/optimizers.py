@@ -224,7 +224,7 @@ def _copy_of(optimizer: Optimizer) -> Optimizer:
     groups = [{**{name: copy.deepcopy(option) for name, option in group.items() if name not in ("params", "param_names")},
                "params": [torch.nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
     copied = torch.optim.SGD(groups)
-    copied.defaults = dict(optimizer.defaults)
+    copied.defaults = {**copied.defaults, **optimizer.defaults}
     return copied
 
 
