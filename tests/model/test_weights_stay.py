@@ -175,3 +175,11 @@ def test_float16_weights_are_not_trained_but_carry_a_lora_and_are_evaluated(buil
     model.add_adapter_to_model("one", LORA)
     model.forward_backward(inputs=batch(9))
     model.clip_grad_and_step()
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+def test_every_optimizer_takes_a_scheduler(name, build):
+    model = build()
+    model.set_optimizer(lambda parameters: getattr(torch.optim, name)([p for p in parameters if p.ndim == 2]))
+    model.set_lr_scheduler("CosineWarmupScheduler", num_training_steps=5)
+    assert model.state().scheduler.last_epoch == 0

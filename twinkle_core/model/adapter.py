@@ -127,6 +127,7 @@ class AdapterState:
         rows: row ids of the sequences whose gradients are held.
         grad_count: by which the held gradients, which are sums, are divided at the step.
         step: optimizer steps taken.
+        saved_step: `step` at the last save or resume, or None.
         is_lr_step_due: whether the optimizer has stepped since the scheduler advanced.
         grad_norm: global L2 norm at the last clip or step, before clipping; None if there was none.
         is_clipped: whether the gradients held have been clipped, so that their norm is not that any more.
@@ -156,6 +157,7 @@ class AdapterState:
     rows: list[int | None] = field(default_factory=list)
     grad_count: float = 0.0
     step: int = 0
+    saved_step: int | None = None
     is_lr_step_due: bool = False
     grad_norm: float | None = None
     is_clipped: bool = False

@@ -63,6 +63,7 @@ class LoraAdapters:
 
     Attributes:
         configs: adapter name -> its `LoraConfig`, in the order they were added.
+        base_steps: optimizer steps that the base model had taken when the first was added.
     """
 
     def __init__(self, module: torch.nn.Module, *, device: str) -> None:
@@ -70,6 +71,7 @@ class LoraAdapters:
         self._tuner: LoraModel | None = None
         self._active: str | None = None
         self.configs: dict[str, PeftConfig] = {}
+        self.base_steps = 0
 
     def add(self, name: str, config: LoraConfig) -> dict[str, torch.nn.Parameter]:
         """Put an adapter into the module, freeze the rest, and return its parameters.

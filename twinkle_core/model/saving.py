@@ -59,7 +59,9 @@ def save(
         if with_optimizer:
             training_state.write(writer.folder, state)
             (writer.folder / STATE_FILE).write_text(json.dumps(collect_states()), "utf-8")
-        return str(writer.commit(manifest, keep_last=keep_last))
+        saved = str(writer.commit(manifest, keep_last=keep_last))
+    state.saved_step = state.step
+    return saved
 
 
 def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
@@ -102,6 +104,7 @@ def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str |
     saved = training_state.read(folder, state)
     _apply_weights(model, state, folder)
     training_state.apply(saved, state)
+    state.saved_step = state.step
     return str(folder)
 
 
@@ -204,6 +207,7 @@ def _identity(model: "TransformersModel", state: "AdapterState") -> dict[str, An
     values: dict[str, Any] = {"model": identity.describe_model(model.module.config.to_dict()), "model_id": model.model_id}
     if state.is_lora:
         values["adapter"] = identity.describe_adapter(model.lora.configs[state.name].to_dict())
+        values["base_steps"] = model.lora.base_steps
         values["base_samples"] = identity.sample_weights(plain_weights(model.module))
     return values
 
@@ -213,6 +217,10 @@ def _other_base(model: "TransformersModel", state: "AdapterState", folder: Path,
     saved = manifest.identity.get("base_samples", {})
     if not state.is_lora or not identity.differs(saved, identity.sample_weights(plain_weights(model.module))):
         return ""
+    if steps := manifest.identity.get("base_steps"):
+        return (f"`{folder}` is an adapter of `{manifest.identity.get('model_id')}` after {steps} steps of training the whole "
+                "model, whose weights this model does not have: begin with the checkpoint of the whole model, "
+                "`TransformersModel(model_id=<its folder>)`.")
     return (f"`{folder}` is an adapter of `{manifest.identity.get('model_id')}`, whose weights are not those of "
             f"`{model.model_id}`, though the sizes are the same.")
 

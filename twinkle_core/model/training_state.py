@@ -223,9 +223,11 @@ def _other_settings(values: dict[str, Any], state: AdapterState) -> list[str]:
     found: list[str] = []
     if values["optimizer"] is not None:
         moved = {"params", "initial_lr"} | ({"lr", "betas", "momentum"} if state.scheduler is not None else set())
-        groups = zip(values["optimizer"]["groups"], ensure_optimizer(state).param_groups, strict=True)
+        groups = list(zip(values["optimizer"]["groups"], ensure_optimizer(state).param_groups, strict=True))
         found += [f"{key}={saved[key]} (script: {present[key]})" for saved, present in groups
                   for key in saved if key in present and key not in moved and saved[key] != present[key]]
+        found += [f"lr={saved['initial_lr']} (script: {present['initial_lr']})" for saved, present in groups
+                  if saved.get("initial_lr") != present.get("initial_lr")]
     if state.scheduler is not None:
         saved, present = values["scheduler"]["state"], state.scheduler.state_dict()
         said = set(inspect.signature(type(state.scheduler)).parameters) - {"last_epoch"}

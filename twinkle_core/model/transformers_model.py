@@ -269,6 +269,11 @@ class TransformersModel(TrainableModel):
                 raise ModelError("An optimizer was set for the whole model, which a LoRA freezes. Call `set_optimizer` after "
                                  "`add_adapter_to_model`.")
             self.precision.keep_widened()
+            if self._whole.saved_step != self._whole.step:
+                self._runner.say_once(
+                    f"The whole model has taken {self._whole.step} steps, and these weights were not saved: the adapter "
+                    f"`{adapter_name}` alone will not fit `{self.model_id}`. Call `save` before `add_adapter_to_model`, or "
+                    "`save(merge=True)` after.")
         if self._placed is not None and self._strategies and not self._adapters:
             raise ModelError("This model was used as a whole on its mesh already. Call `add_adapter_to_model` before the first "
                              "forward pass.")
@@ -279,6 +284,7 @@ class TransformersModel(TrainableModel):
                 f"The model was told `gradient_accumulation_steps={whole.gradient_accumulation_steps}`, which is that of "
                 f"full-parameter training; the adapter `{adapter_name}` has its own, 1. Say it in `add_adapter_to_model`.")
         parameters = self.lora.add(adapter_name, made)
+        self.lora.base_steps = whole.step
         self._runner.forget_mode()
         whole.discard_gradients()
         self.precision.use_lora()
