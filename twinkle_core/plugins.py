@@ -108,7 +108,7 @@ class Plugins:
             return plugin(reason=_DISABLED)
         try:
             module = entry_point.load()
-        except (Exception, SystemExit) as error:  # the boundary to foreign code: what it raises is its reason, shown, raised on use
+        except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code: what it raises is its reason
             return plugin(reason=f"`import {entry_point.value}` failed: {type(error).__name__}: {error}")
         if not isinstance(module, ModuleType):
             return plugin(reason=f"the entry point names `{entry_point.value}`, which is a {type(module).__name__}. "
@@ -186,7 +186,7 @@ def _registered_names(module: ModuleType) -> tuple[dict[str, dict[str, str]], st
             return names, f"`{hook}` takes no arguments."
         try:
             registered: object = implementation()
-        except (Exception, SystemExit) as error:  # foreign code, as above
+        except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code, as above
             return names, f"`{hook}` raised {type(error).__name__}: {error}"
         if not isinstance(registered, Mapping):
             return names, (f"`{hook}` returned a {type(registered).__name__}. Return a mapping, public name -> "

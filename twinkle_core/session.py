@@ -160,7 +160,7 @@ def stop() -> None:
 def _stop_at_exit() -> None:
     try:
         stop()
-    except Exception as error:  # the process ends: nobody is left to catch it
+    except Exception as error:  # noqa: BLE001  the process ends: nobody is left to catch it
         plugins.report_error(error, where="end of the run")
 
 

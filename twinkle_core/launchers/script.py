@@ -47,7 +47,7 @@ def run_script(
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, main.__dict__)
-    except Exception as error:  # the boundary to the user's code
+    except Exception as error:  # noqa: BLE001  the boundary to the user's code
         on_error(error, f"script {script}")
         return 1
     return 0
