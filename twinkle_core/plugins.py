@@ -227,7 +227,7 @@ def _readable_entry_points() -> "tuple[list[metadata.EntryPoint], list[Plugin]]"
     for distribution in metadata.distributions():
         try:
             readable += distribution.entry_points.select(group=GROUP)
-        except Exception as error:  # the boundary to foreign files
+        except Exception as error:  # noqa: BLE001  the boundary to foreign files
             broken.append(Plugin(name=distribution.name, module="", distribution=distribution.name, version=distribution.version,
                                  reason=f"its `entry_points.txt` cannot be read: {error}. Reinstall or uninstall it."))
     return readable, broken
@@ -246,7 +246,7 @@ def load() -> Plugins:
     unreadable: list[Plugin] = []
     try:
         entry_points = list(metadata.entry_points(group=GROUP))
-    except Exception:  # the boundary to foreign files: that of one distribution cannot be read
+    except Exception:  # noqa: BLE001  foreign files: that of one distribution cannot be read
         entry_points, unreadable = _readable_entry_points()
     loaded = Plugins(entry_points, unreadable, disabled=disabled)
     if not any(plugin.distribution == CORE for plugin in loaded.found):
