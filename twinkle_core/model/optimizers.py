@@ -72,7 +72,7 @@ def build_optimizer(
         if value is torch.optim.AdamW:
             given = {**ADAMW_DEFAULTS, **given}
         optimizer = _construct("optimizer", value, trainable, given)
-        if value.__name__ in _torch_optimizers():
+        if _torch_optimizers().get(value.__name__) is value:
             stand_in = torch.nn.Parameter(torch.ones(2, 2, dtype=trainable[0].dtype, device=trainable[0].device))
             _construct("optimizer", value, [stand_in], given, then=_try_step)
         return optimizer
