@@ -8,11 +8,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from twinkle_core.data_format import IGNORE_INDEX, InputFeature, ModelOutput
+from twinkle_core.data_format import ModelOutput
 from twinkle_core.loss.interface import Loss
 from twinkle_core.model import training
 from twinkle_core.model.adapter import AdapterState, Totals
 from twinkle_core.model.forward import MicroResult, ModuleRunner
+from twinkle_core.model.pipelined import empty_batch
 from twinkle_core.parallel import gradients
 from twinkle_core.parallel.ranks import DATA_AXES
 from twinkle_core.processor import MicroBatch
@@ -82,10 +83,4 @@ def _in_step(
     count = ranks.max_number(len(own), *DATA_AXES)
     for index in range(count):
         is_real = index < len(own)
-        yield own[index] if is_real else _empty(state, loss_inputs, device), is_real, index == count - 1
-
-
-def _empty(state: AdapterState, loss_inputs: Mapping[str, Any], device: str) -> MicroBatch:
-    row = InputFeature(input_ids=[state.processor.pad_token_id] * 2, labels=[IGNORE_INDEX] * 2)
-    inputs = {name: [0.0] if isinstance(value, list | tuple) else value for name, value in loss_inputs.items()}
-    return state.processor.collate([row], inputs, device=device)
+        yield own[index] if is_real else empty_batch(state, loss_inputs, device), is_real, index == count - 1

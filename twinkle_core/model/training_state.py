@@ -58,7 +58,8 @@ def write(folder: Path, state: AdapterState) -> None:
     save_file(tensors, target / _OPTIMIZER)
     save_file({name: parameter.grad.detach().cpu().contiguous() for name, parameter in state.parameters.items()
                if parameter.grad is not None and state.micro_steps}, target / _GRADIENTS)
-    write_json(target / _random_file(), collect_random_state(), what="random state")
+    for rank, random_state in (state.random_states or {session.current().launcher.topology().rank: collect_random_state()}).items():
+        write_json(target / _random_file(rank), random_state, what="random state")
     write_json(target / _STATE, values, what="training state")
 
 
@@ -210,11 +211,11 @@ def _read_random_state(source: Path, values: dict[str, Any]) -> dict[str, Any] |
         warnings.warn(f"The checkpoint was saved by {values['world_size']} processes and is resumed by {world_size}: their random "
                       "states do not fit, so dropout draws other numbers than the uninterrupted run.", stacklevel=2)
         return None
-    return read_json(_existing(source / _random_file()))
+    return read_json(_existing(source / _random_file(session.current().launcher.topology().rank)))
 
 
-def _random_file() -> str:
-    return f"rng_rank{session.current().launcher.topology().rank}.json"
+def _random_file(rank: int) -> str:
+    return f"rng_rank{rank}.json"
 
 
 def _existing(path: Path) -> Path:
