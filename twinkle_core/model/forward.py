@@ -114,7 +114,6 @@ class ModuleRunner:
             self._is_training = training
 
     def _outputs(self, batch: MicroBatch, loss: Loss, *, scale: float) -> TokenOutputs:
-        shape = batch.targets_BT.shape
         if self._head_is_linear is None:
             self._head_is_linear = self._probe_head(batch.input_ids_RL.device)
             if getattr(self.module.config.get_text_config(), "output_router_logits", False):
@@ -136,7 +135,8 @@ class ModuleRunner:
         if type(module) is torch.nn.Linear and not module._forward_hooks and not module._forward_pre_hooks:  # pyright: ignore
             expected = None if loss.logprob_gradient is None else loss.logprob_gradient * scale
             logprobs_n, is_top_n = token_logprobs(
-                hidden_nd, Head(module.weight, module.bias, self._softcap(), self._vocabulary_group()), batch.targets_N, expected_gradient=expected)
+                hidden_nd, Head(module.weight, module.bias, self._softcap(), self._vocabulary_group()), batch.targets_N,
+                expected_gradient=expected)
         else:
             logprobs_n, is_top_n = self._through_module(module, hidden_nd, batch.targets_N)
         return TokenOutputs(logprobs=_spread(logprobs_n, batch.place_N, shape), is_top=_spread(is_top_n, batch.place_N, shape))

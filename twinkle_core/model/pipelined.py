@@ -1,7 +1,8 @@
 """Running the micro-batches of one call through the stages of a pipeline.
 
-The schedule wants micro-batches of one shape and at least as many as there are stages: rows are padded to the longest of the call,
-and what is missing is filled by rows that are not trained on. The last stage computes the loss; what it found is handed to the others.
+The schedule wants micro-batches of one shape and at least as many as there are stages: rows are padded to the longest of the
+call, and what is missing is filled by rows that are not trained on. The last stage computes the loss; what it found is handed to
+the others.
 """
 
 import copy
@@ -24,7 +25,7 @@ from twinkle_core.processor import MicroBatch
 
 def run_pipelined(
     runner: ModuleRunner, pipeline: Pipeline, state: AdapterState, features: Sequence[Any], loss: Loss,
-    loss_inputs: Mapping[str, Any], *, device: str, is_training: bool, closes_window: bool,
+    loss_inputs: Mapping[str, Any], *, device: str, is_training: bool,
 ) -> tuple[ModelOutput, Totals]:
     """Run all micro-batches of `features`, with their backward passes if `is_training`, and return what they gave.
 
@@ -42,7 +43,7 @@ def run_pipelined(
 
     with runner.mode(training=is_training):
         pipeline.run([batch.input_ids_RL for batch in batches], [batch.position_ids_RL for batch in batches], compute,
-                     is_training=is_training, closes_window=closes_window, dtype=runner.hidden_dtype())
+                     is_training=is_training, dtype=runner.hidden_dtype())
     sums, bad_rows = [0.0, 0.0, 0.0, 0.0], list[int | None]()
     for index, result in sorted(results.items()):
         batch, is_real = batches[index], index < len(own)

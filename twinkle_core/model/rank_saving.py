@@ -3,7 +3,7 @@
 One rank writes; all read. What fails on one rank fails on all, so nobody waits.
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from twinkle_core.checkpoint.random_state import collect_random_state
 from twinkle_core.errors import ModelError
@@ -33,7 +33,7 @@ def save(model: "TransformersModel", name: str, output_dir: str, *, adapter_name
         if whole is None:
             raise ModelError("Only the first rank writes.")
         whole.chosen.random_states = dict(enumerate(random_states))
-        return saving.save(whole, name, output_dir, adapter_name=adapter_name, **options)
+        return saving.save(cast("TransformersModel", whole), name, output_dir, adapter_name=adapter_name, **options)
 
     return ranks.on_first(write)
 
@@ -45,7 +45,7 @@ def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
         saving.load(model, path, adapter_name=adapter_name)
         return
     whole = gather(model, state)
-    saving.load(whole, path, adapter_name=adapter_name)
+    saving.load(cast("TransformersModel", whole), path, adapter_name=adapter_name)
     scatter(whole, model, state)
 
 
@@ -55,7 +55,7 @@ def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str |
     if state.is_alone:
         return saving.resume(model, path, adapter_name=adapter_name)
     whole = gather(model, state)
-    found = saving.resume(whole, path, adapter_name=adapter_name)
+    found = saving.resume(cast("TransformersModel", whole), path, adapter_name=adapter_name)
     if found:
         scatter(whole, model, state)
     return found
@@ -64,4 +64,5 @@ def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str |
 def state_dict(model: "TransformersModel", *, adapter_name: str, merge: bool) -> "dict[str, torch.Tensor]":
     """Return name -> tensor of the whole weights, on every rank."""
     state = model.ready(adapter_name)
-    return saving.state_dict(model if state.is_alone else gather(model, state), adapter_name=adapter_name, merge=merge)
+    whole = model if state.is_alone else cast("TransformersModel", gather(model, state))
+    return saving.state_dict(whole, adapter_name=adapter_name, merge=merge)

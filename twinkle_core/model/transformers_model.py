@@ -380,7 +380,7 @@ class TransformersModel(TrainableModel):
             if is_training:
                 state.rows.extend(feature.get("row_id") for feature in features)
             return run_pipelined(self._runner, self._pipeline, state, features, loss, extra, device=self.device,
-                                 is_training=is_training, closes_window=state.closes_window)
+                                 is_training=is_training)
         return run_batches(self._runner, state, features, loss, extra, device=self.device, is_training=is_training,
                            closes_window=state.closes_window, each=each)
 

@@ -1,8 +1,8 @@
 """A model that is spread over ranks, as one device would hold it: what checkpoints are made of.
 
-`gather` collects parameters and optimizer state on the CPU of one rank, under the same names and in the same classes, so that saving
-needs to know nothing about meshes; `scatter` gives every rank its part of a whole model that was loaded. So a checkpoint is the same
-on every mesh, and any mesh can go on from it.
+`gather` collects parameters and optimizer state on the CPU of one rank, under the same names and in the same classes, so that
+saving needs to know nothing about meshes; `scatter` gives every rank its part of a whole model that was loaded. So a checkpoint is
+the same on every mesh, and any mesh can go on from it.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from peft import LoraModel
 from twinkle_core.errors import ModelError
 from twinkle_core.model.adapter import AdapterState
 from twinkle_core.parallel.gathering import own_part, whole_tensor
+from twinkle_core.parallel.pipeline import is_tied
 from twinkle_core.parallel.placed import Placed
 
 _SEPARATOR = "::"
@@ -61,6 +62,8 @@ def gather(model: "TransformersModel", state: AdapterState, *, keep: bool = True
     module = _empty_module(model)
     module.load_state_dict(weights, assign=True, strict=True)
     _tie(module, weights)
+    if placed.stages and is_tied(module):  # first and last stage each had it
+        module.get_output_embeddings().weight = module.get_input_embeddings().weight
     trained = {name: parameter for name, parameter in module.named_parameters() if name in groups}
     chosen = replace(state, parameters=trained, placed=None, optimizer=_whole_optimizer(state, trained, groups, moments))
     return WholeModel(model.model_id, module, model.lora, model.precision, chosen)
@@ -159,7 +162,7 @@ def _whole_optimizer(
         optimizer = type(state.optimizer)(groups)  # type: ignore[call-arg]
     except TypeError as error:
         raise ModelError(f"`{type(state.optimizer).__name__}` cannot be made of its parameter groups alone ({error}), so its state "
-                         "cannot be saved from several ranks. Use an optimizer that can, or save without `with_optimizer`.") from error
+                         "cannot be saved from several ranks. Use one that can, or save without `with_optimizer`.") from error
     for name, entry in moments.items():
         optimizer.state[parameters[name]] = dict(entry)
     return optimizer

@@ -65,7 +65,8 @@ def global_norm(placed: Placed, parameters: Mapping[str, torch.nn.Parameter]) ->
     """
     squares: dict[tuple[str, ...], list[torch.Tensor]] = {}
     for name, parameter in parameters.items():
-        if parameter.grad is None or (placed.tied is not None and placed.ranks.coordinates["pp"] and _is_embedding(placed, parameter)):
+        is_second_copy = placed.tied is not None and placed.ranks.coordinates["pp"] > 0 and _is_embedding(placed, parameter)
+        if parameter.grad is None or is_second_copy:
             continue
         axes = ("fsdp",) if isinstance(parameter.grad, DTensor) else ()
         axes += ("tp",) if name in placed.cut.dims else ()
@@ -79,7 +80,8 @@ def global_norm(placed: Placed, parameters: Mapping[str, torch.nn.Parameter]) ->
 
 def _is_embedding(placed: Placed, parameter: torch.nn.Parameter) -> bool:
     """Whether it is the weight that the first and the last stage share."""
-    return parameter is placed.module.get_input_embeddings().weight
+    embedding = placed.module.get_input_embeddings()
+    return embedding is not None and parameter is embedding.weight
 
 
 def local(tensor: Any) -> torch.Tensor:

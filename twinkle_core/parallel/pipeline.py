@@ -1,7 +1,7 @@
 """Pipeline parallelism (`pp`): each rank has some of the layers, and micro-batches flow through the ranks.
 
-`torch.distributed.pipelining` runs the schedule (1F1B, Narayanan et al. 2019; interleaved, Narayanan et al. 2021, where a rank holds
-`vpp` chunks of layers). Here the layers are cut, and a schedule is made for each shape of batch: all micro-batches of a call have
+`torch.distributed.pipelining` runs the schedule (1F1B, Narayanan et al. 2019; interleaved, Narayanan et al. 2021, where a rank
+holds `vpp` chunks of layers). Here the layers are cut, and a schedule is made for each shape of batch: all micro-batches of a call have
 one shape, and a step of another shape needs new buffers, without which the process is aborted.
 
 Layers keep their numbers as names, so parameters are called as in the whole model. Every stage computes masks and rotary embeddings
@@ -9,6 +9,7 @@ itself, and has a copy of the configuration with the per-layer lists cut like th
 """
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
-from twinkle_core.errors import MeshError
+from twinkle_core.errors import MeshError, ModelError
 from twinkle_core.mesh import DeviceMesh
 from twinkle_core.parallel.interface import ParallelStrategy
 from twinkle_core.parallel.placed import Placed
@@ -34,10 +35,11 @@ class PipelineStrategy(ParallelStrategy):
         """Raise `MeshError` unless every stage gets at least one layer."""
         layers, stages = int(config.get_text_config().num_hidden_layers), mesh.pp * mesh.vpp
         if stages > layers:
-            raise MeshError(f"`pp={mesh.pp}` x `vpp={mesh.vpp}` makes {stages} stages, but the model has `num_hidden_layers={layers}`. "
-                            f"Use at most {layers} stages.")
-        if mesh.vpp > 1 and mesh.fsdp > 1:
-            raise MeshError(f"`vpp={mesh.vpp}` together with `fsdp={mesh.fsdp}` is not built. Use `vpp=1`, or a mesh without `fsdp`.")
+            raise MeshError(f"`pp={mesh.pp}` x `vpp={mesh.vpp}` makes {stages} stages, but the model has "
+                            f"`num_hidden_layers={layers}`. Use at most {layers} stages.")
+        if mesh.fsdp > 1:
+            raise MeshError(f"`pp={mesh.pp}` together with `fsdp={mesh.fsdp}` is not built yet. Use `dp` instead of `fsdp`, or a "
+                            "mesh without `pp`.")
 
     def apply(self, placed: Placed) -> None:
         """Keep this rank's layers, and embedding, norm and output layer where they belong."""
@@ -129,71 +131,62 @@ class Pipeline:
         self._placed = placed
         self._schedules: dict[tuple[int, ...], Any] = {}
         self._call: _Call | None = None
-        width = placed.module.config.get_text_config().hidden_size
-        self._width, self._dtype = width, torch.float32
+        self._width = placed.module.config.get_text_config().hidden_size
         self._submodules = {number: _StageRoot(self, chunk) for number, chunk in placed.stages}
-        if placed.is_sharded:
-            placed.root.call = self._run_sharded  # type: ignore[assignment]
 
     def run(
         self, ids: Sequence[torch.Tensor], positions: Sequence[torch.Tensor | None], compute: Compute, *, is_training: bool,
-        closes_window: bool, dtype: torch.dtype,
+        dtype: torch.dtype,
     ) -> None:
         """Run micro-batches of one shape [R, L]; the last stage calls `compute` for each, in order, and backward follows.
-
-        `closes_window`: whether these are the last backward passes before the step.
         """
         self._call = _Call(ids, positions, compute)
         rows, length = ids[0].shape
         schedule = self._schedule(len(ids), rows, length, dtype)
-        for stage in schedule.stages:
-            stage.closes_window = closes_window
         index = torch.arange(len(ids))
         mesh = self._placed.ranks.mesh
         position = self._placed.ranks.coordinates["pp"]
         arguments = (index,) if position == 0 else ()
         target = index if position == mesh.pp - 1 else None
-        call = schedule.inner.step if is_training else schedule.inner.eval
-        call(*arguments, target=target, losses=[], return_outputs=False, number=index) if is_training else call(
-            *arguments, target=target, losses=[], number=index)
+        if is_training:
+            schedule.step(*arguments, target=target, losses=[], return_outputs=False, number=index)
+        else:
+            schedule.eval(*arguments, target=target, losses=[], number=index)
         self._call = None
 
     def forward(self, chunk: StageModule, argument: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         """Run one chunk on one micro-batch; called by the schedule through the stage's module."""
-        call = self._call
-        assert call is not None
-        index = int(number)
+        call, index = self._call, int(number)
+        if call is None:
+            raise ModelError("A pipeline stage ran outside a call.")
         hidden = chunk(call.ids[index] if chunk.is_first else argument, call.positions[index])
         return call.compute(index, hidden) if chunk.is_last else hidden
 
-    def _run_sharded(self, argument: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        return self.forward(self._placed.stages[0][1], argument, number)
-
-    def _schedule(self, count: int, rows: int, length: int, dtype: torch.dtype) -> "_Made":
+    def _schedule(self, count: int, rows: int, length: int, dtype: torch.dtype) -> Any:
         key = (count, rows, length)
         if key not in self._schedules:
             self._schedules[key] = self._make(count, rows, length, dtype)
         return self._schedules[key]
 
-    def _make(self, count: int, rows: int, length: int, dtype: torch.dtype) -> "_Made":
+    def _make(self, count: int, rows: int, length: int, dtype: torch.dtype) -> Any:
         placed = self._placed
         mesh, group = placed.ranks.mesh, placed.ranks.group("pp")
         device = torch.device(placed.ranks.device_type)
         hidden = torch.empty(rows, length, self._width, dtype=dtype, device="meta", requires_grad=True)
-        stages = []
+        stages: list[Any] = []
         for number, chunk in placed.stages:
-            submodule = placed.root if placed.is_sharded else self._submodules[number]
-            stages.append(_Stage(
-                submodule, number, mesh.pp * mesh.vpp, device,
+            stages.append(PipelineStage(
+                self._submodules[number], number, mesh.pp * mesh.vpp, device,
                 input_args=(torch.empty(1, dtype=torch.int64, device="meta") if chunk.is_first else hidden,),
                 output_args=(torch.empty((), device="meta", requires_grad=True) if chunk.is_last else hidden,), group=group))
-        def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            return output
         if len(stages) == 1:
-            inner: Any = Schedule1F1B(stages[0], count, loss_fn=loss, scale_grads=False)
-        else:
-            inner = ScheduleInterleaved1F1B(stages, count, loss_fn=loss, scale_grads=False)
-        return _Made(inner, stages)
+            return Schedule1F1B(stages[0], count, loss_fn=_given_loss, scale_grads=False)
+        return ScheduleInterleaved1F1B(stages, count, loss_fn=_given_loss, scale_grads=False)
+
+
+def _given_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return what the last stage computed: the loss itself."""
+    return output
 
 
 class _Call:
@@ -201,25 +194,12 @@ class _Call:
         self.ids, self.positions, self.compute = ids, positions, compute
 
 
-class _Made:
-    def __init__(self, inner: Any, stages: Sequence["_Stage"]) -> None:
-        self.inner, self.stages = inner, stages
-
-
-class _Stage(PipelineStage):
-    closes_window = True
-
-    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        if self.closes_window:
-            super().perform_reduce_grad(grad_scale_factor)
-
-
 class _StageRoot(nn.Module):
     """What a schedule calls for one stage. It owns nothing: the parameters are the model's."""
 
     def __init__(self, pipeline: Pipeline, chunk: StageModule) -> None:
         super().__init__()
-        self.__dict__["_pipeline"], self.__dict__["_chunk"] = pipeline, chunk
+        self._run = functools.partial(pipeline.forward, chunk)
 
     def forward(self, argument: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        return self._pipeline.forward(self._chunk, argument, number)
+        return self._run(argument, number)

@@ -144,8 +144,8 @@ def _start_process_group(mesh: DeviceMesh, device_type: str) -> None:
         return
     place = settings.torchrun_rank()
     if place is None:
-        raise ModeError(f"The mesh {mesh.factors()} needs {mesh.world_size} processes, and this is a single one. Start the script with "
-                        f"`twinkle launch --mode torchrun --nproc-per-node {mesh.world_size}` or `torchrun`.")
+        raise ModeError(f"The mesh {mesh.factors()} needs {mesh.world_size} processes, and this is a single one. Start the script "
+                        f"with `twinkle launch --mode torchrun --nproc-per-node {mesh.world_size}` or `torchrun`.")
     if mesh.world_size != place.world_size:
         raise MeshError(f"The mesh {mesh.factors()} has {mesh.world_size} ranks, torchrun started {place.world_size}.")
     # Restarted ranks share the agent's store with their predecessors: without a prefix gloo finds the dead ones' addresses.
