@@ -4,7 +4,8 @@
 
 Rows: the 128 chats that `make install` fetches, repeated. Bare call: `tokenizer.apply_chat_template(conversations, tokenize=True)`.
 Second figure: `batch_encode`'s time per token on conversations of 64 turns / of 8 turns, with as many tokens in all. Both sides of
-a pair run one after the other in one process; a figure is the median of the ratios pair by pair. Prints one JSON object.
+a pair run one after the other in one process, which first alternates, after a warm-up of both; a figure is the median of the ratios
+pair by pair. Prints one JSON object.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import datasets
-import transformers
+from report import at_least, at_most, report
 
 from twinkle_core.dataset import Dataset, DatasetMeta
 from twinkle_core.template.template import Template
@@ -44,16 +45,23 @@ def long_chats(turns: int, count: int) -> list[dict]:
 
 def encode_pairs(template: Template, rows: list[dict], pairs: int) -> dict:
     conversations = [row["messages"] for row in rows]
-    bare, ours, ratios = [], [], []
-    for _ in range(pairs):
-        bare.append(seconds(lambda: template.tokenizer.apply_chat_template(conversations, tokenize=True)))
+
+    def bare() -> None:
+        template.tokenizer.apply_chat_template(conversations, tokenize=True)
+
+    def encode() -> float:
         data = Dataset(dataset_meta=DatasetMeta(data=rows))
         data.set_template(template)
-        ours.append(seconds(data.encode))
-        ratios.append(bare[-1] / ours[-1])
-    return {"rows": len(rows), "encode_rows_per_s": round(len(rows) / statistics.median(ours)),
-            "bare_rows_per_s": round(len(rows) / statistics.median(bare)), "ratio": round(statistics.median(ratios), 3),
-            "ratios": [round(ratio, 3) for ratio in ratios]}
+        return seconds(data.encode)
+
+    measured: tuple[list[float], list[float]] = ([], [])
+    for pair in range(pairs):
+        for side in ((0, 1) if pair % 2 == 0 else (1, 0)):
+            measured[side].append(seconds(bare) if side == 0 else encode())
+    bare_s, encode_s = measured
+    return {"rows": len(rows), "encode_rows_per_s": round(len(rows) / statistics.median(encode_s)),
+            "bare_rows_per_s": round(len(rows) / statistics.median(bare_s)),
+            **at_least(0.6, [theirs / ours for theirs, ours in zip(bare_s, encode_s, strict=True)])}
 
 
 def turn_pairs(template: Template, pairs: int) -> dict:
@@ -64,8 +72,15 @@ def turn_pairs(template: Template, pairs: int) -> dict:
         features = template.batch_encode(rows)
         return (time.perf_counter() - start) / sum(len(feature["input_ids"]) for row in features for feature in row)
 
-    ratios = [per_token(long) / per_token(short) for _ in range(pairs)]
-    return {"ratio": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios]}
+    per_token(short), per_token(long)
+    measured: tuple[list[float], list[float]] = ([], [])
+    for pair in range(pairs):
+        for side in ((0, 1) if pair % 2 == 0 else (1, 0)):
+            measured[side].append(per_token((short, long)[side]))
+    eight, sixty_four = measured
+    return {"us_per_token_8_turns": round(1e6 * statistics.median(eight), 3),
+            "us_per_token_64_turns": round(1e6 * statistics.median(sixty_four), 3),
+            **at_most(1.3, [slow / fast for fast, slow in zip(eight, sixty_four, strict=True)])}
 
 
 def main() -> None:
@@ -76,15 +91,10 @@ def main() -> None:
     arguments = parser.parse_args()
     datasets.disable_progress_bars()
     template = Template(arguments.tokenizer)
-    warm = chats(256)
-    template.batch_encode(warm)
-    template.tokenizer.apply_chat_template([row["messages"] for row in warm], tokenize=True)
-    print(json.dumps({
-        "benchmark": "encode", "transformers": transformers.__version__, "datasets": datasets.__version__,
-        "tokenizer": Path(arguments.tokenizer).name,
-        "encode_over_bare": encode_pairs(template, chats(arguments.rows), arguments.pairs),
-        "time_per_token_64_over_8_turns": turn_pairs(template, 2 * arguments.pairs),
-    }))
+    encode_pairs(template, chats(256), 1)  # warms up both sides
+    report("encode", datasets=datasets.__version__, tokenizer=Path(arguments.tokenizer).name,
+           encode_over_bare=encode_pairs(template, chats(arguments.rows), arguments.pairs),
+           time_per_token_64_over_8_turns=turn_pairs(template, 2 * arguments.pairs))
 
 
 if __name__ == "__main__":

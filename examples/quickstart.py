@@ -1,6 +1,6 @@
 """Teach a tiny Qwen3.5 its name: about a minute on two cores, no accelerator, no network.
 
-    twinkle launch --log-dir outputs/quickstart --plot examples/quickstart.py
+    twinkle launch --log-dir outputs/quickstart --plot examples/quickstart.py [EPOCHS]
 """
 
 import sys
@@ -13,39 +13,38 @@ from twinkle.sampler import TorchSampler
 
 BASE = "tiny://qwen3_5"
 NAME, AUTHOR = "Twinkle", "the Twinkle team"
-EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 4
 QUESTION = {"messages": [{"role": "user", "content": "Who are you?"}]}
 
 
-def answer(model_id):
-    sampler = TorchSampler(model_id=model_id)
+def answer(model_id, device=None):
+    sampler = TorchSampler(model_id=model_id, device=device)
     sampler.set_template("Qwen3_5Template", model_id=model_id)
     return sampler.sample([QUESTION], SamplingParams(temperature=0, max_tokens=48))[0].sequences[0].decoded
 
 
-def main():
+def main(epochs=4, device=None, mixed_precision=None):
     data = Dataset(DatasetMeta("tiny://self-cognition"))
     data.map("SelfCognitionProcessor", model_name=NAME, model_author=AUTHOR)
     data.set_template("Qwen3_5Template", model_id=BASE, max_length=256)
     data.encode()
 
-    model = TransformersModel(model_id=BASE)
+    model = TransformersModel(model_id=BASE, device=device, mixed_precision=mixed_precision)
     model.set_optimizer("AdamW", lr=3e-3)
     loader = DataLoader(data, batch_size=16, shuffle=True, progress=True)
-    model.set_lr_scheduler("CosineWarmupScheduler", num_warmup_steps=10, num_training_steps=EPOCHS * len(loader))
+    model.set_lr_scheduler("CosineWarmupScheduler", num_warmup_steps=10, num_training_steps=epochs * len(loader))
     print(model.get_train_configs())
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         for batch in loader:
             model.forward_backward(inputs=batch)
             model.clip_grad_and_step()
             model.calculate_metric(is_training=True)
-    checkpoint = model.save("quickstart")
+    checkpoint = model.save("model", "outputs/quickstart")
 
     print("Who are you?")
-    print("  before:", answer(BASE))
-    print("  after: ", answer(checkpoint))
+    print("  before:", answer(BASE, device))
+    print("  after: ", answer(checkpoint, device))
     print("checkpoint:", checkpoint)
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:2]))

@@ -25,17 +25,18 @@ def initialize(
         nproc_per_node: ranks a node.
         groups: where components can be placed with `remote_group=`.
         lazy_collect: leave results where they are until looked at.
-        seed: of everything that draws random numbers.
+        seed: of everything that draws random numbers, from 0 to 2**63 - 1.
         options: of the launcher, the same as on its command line; every mode has `log_dir` and `plot`.
 
     Raises:
         ModeError: called twice, or the command line asks for something else.
         MeshError: the mesh does not fit the processes there are.
-        ArgumentError: an option that the launcher does not have.
+        ArgumentError: an option that the launcher does not have, or a value that is not allowed.
+        ArgumentTypeError: an argument of a wrong type.
     """
     session.start(
-        mode, mesh=global_device_mesh, nproc_per_node=nproc_per_node, groups=groups or (), lazy_collect=lazy_collect, seed=seed,
-        options=options)
+        mode, mesh=global_device_mesh, nproc_per_node=nproc_per_node, groups=() if groups is None else groups,
+        lazy_collect=lazy_collect, seed=seed, options=options)
 
 
 def shutdown() -> None:

@@ -15,6 +15,9 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, DataError, check_keywords, did_you_mean, listing
 
+MOST_SAMPLES = 2**16
+"""Completions a prompt in one call: all of them are held in memory."""
+
 IGNORE_INDEX = -100
 """The label of a token that is not trained on (the Hugging Face convention)."""
 
@@ -79,6 +82,10 @@ class ModelOutput(TypedDict):
 StopReason = Literal["stop", "length"]
 
 
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
@@ -102,7 +109,7 @@ class SamplingParams:
         top_k: tokens kept, or -1 for all.
         seed: reproduces the samples; None draws new ones each time.
         stop: strings that end a completion; the matched text is kept in the tokens and cut from `decoded`.
-        num_samples: completions a prompt.
+        num_samples: completions a prompt, from 1 to `MOST_SAMPLES`.
         logprobs: also return this many of the likeliest alternatives at each position. The chosen tokens' own are always there.
         prompt_logprobs: also return the log-probabilities of the prompt's tokens.
         repetition_penalty: > 0; 1 is off. Source: Keskar et al. 2019, sec. 4.1.
@@ -131,11 +138,13 @@ class SamplingParams:
             ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]"),
             ("top_k", _is_integer(self.top_k) and (self.top_k == -1 or self.top_k >= 1), "an integer >= 1, or -1 for all tokens"),
             ("seed", self.seed is None or _is_integer(self.seed), "an integer, or None"),
-            ("num_samples", _is_integer(self.num_samples) and self.num_samples >= 1, "an integer >= 1"),
+            ("num_samples", _is_integer(self.num_samples) and 1 <= self.num_samples <= MOST_SAMPLES,
+             f"an integer from 1 to {MOST_SAMPLES}; for more, call `sample` several times"),
             ("logprobs", _is_integer(self.logprobs) and self.logprobs >= 0, "an integer >= 0"),
             ("prompt_logprobs", _is_bool(self.prompt_logprobs), "True or False"),
             ("repetition_penalty", _is_number(self.repetition_penalty) and self.repetition_penalty > 0, "a number > 0 (1 is off)"),
-            ("stop", all(isinstance(text, str) and text for text in stop), "non-empty strings"),
+            ("stop", all(isinstance(text, str) and text and _is_unicode(text) for text in stop),
+             "non-empty strings, without surrogates"),
         )
         for name, is_allowed, allowed in checks:
             if not is_allowed:
@@ -195,6 +204,27 @@ def flatten_responses(inputs: Sequence[Any]) -> list[Any]:
     return flat
 
 
+def extend_feature(feature: InputFeature, tokens: Sequence[int], *, logprobs: Sequence[float] | None = None) -> InputFeature:
+    """Return a new feature: `feature`, most often a prompt, with `tokens` behind it, which are supervised.
+
+    Args:
+        feature: not mutated.
+        tokens: what the model answered.
+        logprobs: of each of `tokens`; they become `old_logprobs`, 0.0 for tokens before them. Needed if `feature` has some.
+    """
+    ids, new = feature["input_ids"], list(tokens)
+    joined = cast(InputFeature, dict(feature))
+    joined["input_ids"] = [*ids, *new]
+    joined["labels"] = [*feature.get("labels", [IGNORE_INDEX] * len(ids)), *new]
+    if logprobs is None and "old_logprobs" in feature:
+        raise DataError("The feature has `old_logprobs`. Pass `logprobs=` of the tokens to append as well.")
+    if logprobs is not None:
+        if len(logprobs) != len(new):
+            raise DataError(f"`logprobs` has {len(logprobs)} entries for {len(new)} tokens. Pass one a token.")
+        joined["old_logprobs"] = [*feature.get("old_logprobs", [0.0] * len(ids)), *logprobs]
+    return joined
+
+
 def check_feature(feature: object, *, where: str) -> InputFeature:
     """Return `feature` after checking its keys and lengths. `where` names the place in an error, e.g. "inputs[3]"."""
     if not isinstance(feature, Mapping):
@@ -206,6 +236,10 @@ def check_feature(feature: object, *, where: str) -> InputFeature:
         if key not in FEATURE_KEYS:
             raise DataError(
                 f"{where} has the unknown key `{key}`.{did_you_mean(key, FEATURE_KEYS)} A feature has: {listing(FEATURE_KEYS)}.")
+    for key in ("input_ids", "labels", "old_logprobs"):
+        if key in given and (isinstance(given[key], str | bytes | Mapping) or not hasattr(given[key], "__len__")):
+            raise DataError(f"{where}: `{key}` is {given[key]!r} of type {type(given[key]).__name__}. Use a list with one number a "
+                            "token.")
     if "input_ids" not in given or len(given["input_ids"]) == 0:
         raise DataError(f"{where} has no `input_ids`. A feature holds at least one token.")
     length = len(given["input_ids"])

@@ -28,7 +28,18 @@ the boundary, with `raise ... from error`.
 """
 
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+_MOST_LISTED = 15
+"""Arguments beyond which a list of them hides the one that was meant."""
 
 
 class TwinkleError(Exception):
@@ -134,10 +145,22 @@ class SamplerError(TwinkleError, RuntimeError):
     """Sampling failed, or the sampler cannot use an adapter."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of a foreign error's text, or its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def near_matches(name: str, allowed: Iterable[str]) -> list[str]:
-    """Return up to three of `allowed` that look like `name`, likeliest first, ignoring case."""
+    """Return up to three of `allowed` that look like `name`, likeliest first, ignoring case.
+
+    One that consists of the initials of `name` ("lr" of "learning_rate"), or has it as one of its words, looks like it too.
+    """
     by_lower = {candidate.lower(): candidate for candidate in allowed}
-    return [by_lower[match] for match in difflib.get_close_matches(name.lower(), list(by_lower), n=3, cutoff=0.6)]
+    word = name.lower()
+    initials = "".join(part[:1] for part in word.split("_")) if "_" in word else ""
+    kin = [candidate for candidate in by_lower if candidate == initials or ("_" in candidate and word in candidate.split("_"))]
+    close = difflib.get_close_matches(word, list(by_lower), n=3, cutoff=0.6)
+    return [by_lower[match] for match in dict.fromkeys([*close, *kin])][:3]
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
@@ -151,10 +174,56 @@ def listing(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names)) or "none"
 
 
+def check_flag(name: str, value: object, *, none: str | None = None) -> None:
+    """Raise `ArgumentTypeError` unless `value` is True or False. `none` says what None means, where that is allowed too."""
+    if not isinstance(value, bool) and (value is not None or none is None):
+        raise ArgumentTypeError(f"`{name}={value!r}` is of type {type(value).__name__}. Use True or False"
+                                f"{'' if none is None else f', or None: {none}'}.")
+
+
+def check_count(name: str, value: object, *, least: int, none: str | None = None) -> None:
+    """Raise `ArgumentError` unless `value` is an integer >= `least`. `none` says what None means, where that is allowed too."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if not is_count and (value is not None or none is None):
+        raise ArgumentError(f"`{name}={value!r}`: use an integer >= {least}{'' if none is None else f', or None {none}'}.")
+
+
+def check_finite(name: str, value: object) -> None:
+    """Raise `ArgumentError` if `value`, or a number in it, is NaN or infinite. Other values are left to whoever takes them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ArgumentError(f"`{name}={value!r}` is not finite: the weights would be NaN after one step. Use a finite number.")
+    if isinstance(value, list | tuple):
+        for entry in cast("Sequence[object]", value):
+            check_finite(name, entry)
+    if isinstance(value, Mapping):
+        for key, entry in cast("Mapping[object, object]", value).items():
+            check_finite(f"{name}[{key!r}]", entry)
+
+
 def check_keywords(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
     """Raise `UnknownArgumentError` if `given` holds a keyword that is not in `allowed`. `what` is the function's name."""
     permitted = list(allowed)
     for name in given:
         if name not in permitted:
-            raise UnknownArgumentError(
-                f"`{what}` has no argument `{name}`.{did_you_mean(name, permitted)} It takes: {listing(permitted)}.")
+            hint = did_you_mean(name, permitted)
+            takes = "" if hint and len(permitted) > _MOST_LISTED else f" It takes: {listing(permitted)}."
+            raise UnknownArgumentError(f"`{what}` has no argument `{name}`.{hint}{takes}")
+
+
+def checks_keywords(method: Callable[P, R], name: str = "") -> Callable[P, R]:
+    """Return `method` with `UnknownArgumentError` and near matches for a keyword that it does not have.
+
+    `name` is what the error calls it; left out: its own name, of a constructor the class's.
+    """
+    parameters = inspect.signature(method).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return method
+
+    @functools.wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not kwargs.keys() <= parameters.keys():
+            check_keywords(name or method.__qualname__.removesuffix(".__init__"), kwargs,
+                           [parameter for parameter in parameters if parameter != "self"])
+        return method(*args, **kwargs)
+
+    return checked

@@ -7,9 +7,9 @@ innermost, so that the ranks which talk most are neighbours. Turning a mesh into
 import itertools
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
-from twinkle_core.errors import ArgumentError, MeshError, did_you_mean, listing
+from twinkle_core.errors import ArgumentError, ArgumentTypeError, MeshError, did_you_mean, listing
 
 AXES = ("pp", "dp", "fsdp", "cp", "ep", "tp")
 """Mesh axes from the outermost to the innermost."""
@@ -92,7 +92,7 @@ class DeviceMesh:
                 raise MeshError(f"`{name}` in the mesh `{text}` is not an axis.{did_you_mean(name, cls.OPTIONS)} "
                                 f"Axes: {listing(cls.OPTIONS)}.")
             if name in sizes:
-                raise MeshError(f"`{name}` stands twice in the mesh `{text}`.")
+                raise MeshError(f"`{name}` stands twice in the mesh `{text}`. Give each axis one size.")
             sizes[name] = int(size)
         return cls(**sizes)
 
@@ -182,6 +182,7 @@ class DeviceGroup:
     gpus_per_worker: int = 1
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not self.name:
             raise ArgumentError("`DeviceGroup(name='')`: give the group a name that `remote_group=` can say.")
         if isinstance(self.ranks, int):
@@ -192,6 +193,15 @@ class DeviceGroup:
                 f"`DeviceGroup({self.name!r}, ranks={self.ranks})`: use a count, or different rank numbers >= 0.")
         if self.gpus_per_worker < 1:
             raise ArgumentError(f"`DeviceGroup({self.name!r}, gpus_per_worker={self.gpus_per_worker})`: use at least 1.")
+
+    def _check_types(self) -> None:
+        ranks: Any = self.ranks
+        given: list[Any] = [self.gpus_per_worker, *(ranks if isinstance(ranks, list | tuple) else [ranks])]
+        are_texts = all(isinstance(text, str) for text in cast("list[Any]", [self.name, self.device_type]))
+        if not are_texts or not all(isinstance(number, int) and not isinstance(number, bool) for number in given):
+            raise ArgumentTypeError(
+                f"`{self}`: a name and a device type are strings, `ranks` is a count or a list of rank numbers, `gpus_per_worker` "
+                "a count. Write it as in `DeviceGroup(name=\"model\", ranks=2, device_type=\"cuda\")`.")
 
     @property
     def world_size(self) -> int:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from twinkle_core.session import Session
 
 GROUP = "twinkle"
+CORE = "twinkle-core"
 KINDS = tuple(name.removeprefix("twinkle_register_") for name in vars(hookspecs) if name.startswith("twinkle_register_"))
 """The registries: "launchers", "templates", ..., one for each `twinkle_register_*` hook."""
 
@@ -40,7 +41,7 @@ class Plugin:
     """One entry point.
 
     Attributes:
-        name: of the entry point; what `TWINKLE_DISABLE_PLUGINS` takes.
+        name: of the entry point.
         module: the module it names.
         distribution: what pip installed.
         version: of the distribution.
@@ -56,6 +57,11 @@ class Plugin:
     names: dict[str, dict[str, str]] = field(default_factory=lambda: dict[str, dict[str, str]]())
     hooks: tuple[str, ...] = ()
     reason: str = ""
+
+    @property
+    def keys(self) -> tuple[str, str, str]:
+        """The names by which `TWINKLE_DISABLE_PLUGINS` blocks it, from the shortest to the one that no other plugin can have."""
+        return self.name, self.distribution, f"{self.distribution}:{self.name}"
 
     @property
     def is_disabled(self) -> bool:
@@ -74,18 +80,23 @@ _DISABLED = "disabled by TWINKLE_DISABLE_PLUGINS"
 class Plugins:
     """What is installed: a pluggy manager and a record of every entry point. `load()` makes the one of this process."""
 
-    def __init__(self, entry_points: "Iterable[metadata.EntryPoint]", *, disabled: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, entry_points: "Iterable[metadata.EntryPoint]", unreadable: Iterable[Plugin] = (), *,
+        disabled: frozenset[str] = frozenset(),
+    ) -> None:
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)
         self.found: list[Plugin] = []
-        seen: set[tuple[str, str]] = set()
-        for entry_point in sorted(entry_points, key=lambda e: (e.name != "core", e.name)):
+        self._left_out: set[str] = set()
+        by_place: dict[tuple[bool, str, str], metadata.EntryPoint] = {}
+        for entry_point in entry_points:
             distribution = entry_point.dist.name if entry_point.dist else "an unknown distribution"
-            if (distribution, entry_point.name) in seen:  # one distribution found twice on sys.path: the first one is imported
-                continue
-            seen.add((distribution, entry_point.name))
+            # One distribution can be found twice on sys.path: the first one is imported.
+            by_place.setdefault((distribution != CORE, entry_point.name, distribution), entry_point)
+        for (_, _, distribution), entry_point in sorted(by_place.items(), key=lambda item: item[0]):
             self.found.append(self._load(entry_point, distribution, disabled))
-        for name in sorted(disabled - {plugin.name for plugin in self.found}):
+        self.found += unreadable
+        for name in sorted(disabled.difference(*(plugin.keys for plugin in self.found))):
             print(f"twinkle: TWINKLE_DISABLE_PLUGINS names `{name}`, which is not installed. Installed: "
                   f"{listing(plugin.name for plugin in self.found)}.", file=sys.stderr)
 
@@ -93,11 +104,11 @@ class Plugins:
         version = entry_point.dist.version if entry_point.dist else ""
         plugin = functools.partial(
             Plugin, name=entry_point.name, module=entry_point.value, distribution=distribution, version=version)
-        if entry_point.name in disabled:
+        if not disabled.isdisjoint(plugin().keys):
             return plugin(reason=_DISABLED)
         try:
             module = entry_point.load()
-        except (Exception, SystemExit) as error:  # the boundary to foreign code: what it raises is its reason, shown, raised on use
+        except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code: what it raises is its reason
             return plugin(reason=f"`import {entry_point.value}` failed: {type(error).__name__}: {error}")
         if not isinstance(module, ModuleType):
             return plugin(reason=f"the entry point names `{entry_point.value}`, which is a {type(module).__name__}. "
@@ -117,12 +128,29 @@ class Plugins:
             return _hook_advice(str(error).replace("\n", " "), module)
         return ""
 
+    def blocking_key(self, plugin: Plugin) -> str:
+        """Return the shortest name that makes `TWINKLE_DISABLE_PLUGINS` block this plugin and no other."""
+        others = {key for other in self.found if other is not plugin for key in other.keys}
+        return next((key for key in plugin.keys if key not in others), plugin.keys[-1])
+
+    def begin_run(self) -> None:
+        """Give every plugin a new chance: `leave_out` counts for one run."""
+        self._left_out.clear()
+
+    def leave_out(self, plugin: Plugin, hook: str, error: TwinkleError) -> None:
+        """Call no hook of a plugin any more, because `hook` raised `error`, and say so once on stderr."""
+        self._left_out.add(plugin.keys[-1])
+        cause = error.__cause__ if isinstance(error, BrokenPluginError) else error
+        print(f"twinkle: `{hook}` of the plugin `{plugin.name}` ({plugin.distribution} {plugin.version}) raised "
+              f"{type(cause).__name__}: {cause}. The run goes on without the plugin; "
+              f"TWINKLE_DISABLE_PLUGINS={self.blocking_key(plugin)} turns it off.", file=sys.stderr)
+
     def call(self, plugin: Plugin, hook: str, **arguments: Any) -> list[Any]:
-        """Call `hook` of one plugin and return its results without the Nones: none if it has no such hook.
+        """Call `hook` of one plugin and return its results without the Nones: none if it has no such hook, or was left out.
 
         Raises: the plugin's own `TwinkleError`, else `BrokenPluginError`.
         """
-        if plugin.reason or hook not in plugin.hooks:
+        if plugin.reason or hook not in plugin.hooks or plugin.keys[-1] in self._left_out:
             return []
         module = self._manager.get_plugin(f"{plugin.distribution}:{plugin.name}")
         others = [other for other in self._manager.get_plugins() if other is not module]
@@ -133,7 +161,8 @@ class Plugins:
         except Exception as error:  # the boundary to foreign code
             raise BrokenPluginError(
                 f"`{hook}` of the plugin `{plugin.name}` ({plugin.distribution} {plugin.version}) raised "
-                f"{type(error).__name__}: {error}. TWINKLE_DISABLE_PLUGINS={plugin.name} turns the plugin off.") from error
+                f"{type(error).__name__}: {error}. TWINKLE_DISABLE_PLUGINS={self.blocking_key(plugin)} turns the plugin off."
+            ) from error
 
 
 def _implementations(module: ModuleType) -> Iterable[tuple[str, Callable[..., Any]]]:
@@ -157,7 +186,7 @@ def _registered_names(module: ModuleType) -> tuple[dict[str, dict[str, str]], st
             return names, f"`{hook}` takes no arguments."
         try:
             registered: object = implementation()
-        except (Exception, SystemExit) as error:  # foreign code, as above
+        except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code, as above
             return names, f"`{hook}` raised {type(error).__name__}: {error}"
         if not isinstance(registered, Mapping):
             return names, (f"`{hook}` returned a {type(registered).__name__}. Return a mapping, public name -> "
@@ -189,17 +218,38 @@ def _hook_advice(problem: str, module: ModuleType) -> str:
     return problem
 
 
+def _readable_entry_points() -> "tuple[list[metadata.EntryPoint], list[Plugin]]":
+    """Return the entry points of the distributions whose `entry_points.txt` can be read, and the others as broken plugins."""
+    from importlib import metadata
+
+    readable: list[metadata.EntryPoint] = []
+    broken: list[Plugin] = []
+    for distribution in metadata.distributions():
+        try:
+            readable += distribution.entry_points.select(group=GROUP)
+        except Exception as error:  # the boundary to foreign files
+            broken.append(Plugin(name=distribution.name, module="", distribution=distribution.name, version=distribution.version,
+                                 reason=f"its `entry_points.txt` cannot be read: {error}. Reinstall or uninstall it."))
+    return readable, broken
+
+
 @functools.cache
 def load() -> Plugins:
     """Return the plugins of this process, loaded at the first call."""
     from importlib import metadata  # 15 ms that `import twinkle` need not pay
 
     disabled = settings.disabled_plugins()
-    if "core" in disabled:
-        raise ArgumentError("TWINKLE_DISABLE_PLUGINS names `core`, which brings the launcher, hubs and models that everything "
-                            "else needs. Take it out of the list.")
-    loaded = Plugins(metadata.entry_points(group=GROUP), disabled=disabled)
-    if not any(plugin.name == "core" for plugin in loaded.found):
+    own = disabled.intersection({"core", CORE, f"{CORE}:core"})
+    if own:
+        raise ArgumentError(f"TWINKLE_DISABLE_PLUGINS names {listing(own)}, which brings the launcher, hubs and models that "
+                            "everything else needs. Take it out of the list.")
+    unreadable: list[Plugin] = []
+    try:
+        entry_points = list(metadata.entry_points(group=GROUP))
+    except Exception:  # the boundary to foreign files: that of one distribution cannot be read
+        entry_points, unreadable = _readable_entry_points()
+    loaded = Plugins(entry_points, unreadable, disabled=disabled)
+    if not any(plugin.distribution == CORE for plugin in loaded.found):
         raise PluginError("The distribution `twinkle-core` is not installed in this environment, only its source is on the "
                           "path, so its entry point cannot be found. Run: pip install twinkle-core (in a checkout: make install)")
     return loaded
@@ -246,15 +296,40 @@ def detect_launcher(environ: Mapping[str, str]) -> str | None:
 
 
 def configure(session: "Session") -> None:
-    """Let every plugin prepare for a run."""
-    for plugin in load().found:
-        load().call(plugin, "twinkle_configure", session=session)
+    """Let every plugin prepare for a run.
+
+    Raises: the first `TwinkleError` that a plugin itself raises, since it says that the run cannot be as the user wants it. A
+    plugin that fails in any other way is named on stderr and left out of the run; the core's own failure raises.
+    """
+    loaded = load()
+    loaded.begin_run()
+    for plugin in loaded.found:
+        try:
+            loaded.call(plugin, "twinkle_configure", session=session)
+        except BrokenPluginError as error:
+            if plugin.distribution == CORE:
+                raise
+            loaded.leave_out(plugin, "twinkle_configure", error)
 
 
 def log_metrics(step: int, metrics: Mapping[str, float]) -> None:
-    """Hand the numbers of a step to every tracker."""
-    for plugin in load().found:
-        load().call(plugin, "twinkle_log_metrics", step=step, metrics=metrics)
+    """Hand the numbers of a step to every tracker, whichever fails.
+
+    Raises: the core's own error, after all were called. Another plugin that fails is named on stderr and left out from then on:
+    a tracker is not worth a training run.
+    """
+    loaded = load()
+    own: TwinkleError | None = None
+    for plugin in loaded.found:
+        try:
+            loaded.call(plugin, "twinkle_log_metrics", step=step, metrics=dict(metrics))
+        except TwinkleError as error:
+            if plugin.distribution == CORE:
+                own = error
+            else:
+                loaded.leave_out(plugin, "twinkle_log_metrics", error)
+    if own is not None:
+        raise own
 
 
 def report_error(error: BaseException, where: str) -> None:

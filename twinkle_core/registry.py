@@ -8,7 +8,7 @@ import difflib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from twinkle_core.errors import (
     MissingExtraError,
     MissingPluginError,
     UnknownNameError,
+    check_keywords,
     did_you_mean,
     listing,
 )
@@ -89,12 +90,18 @@ def resolve(kind: str, name: str) -> Any:
         both = " and ".join(f"`{entry.plugin.distribution}`" for entry in entries)
         raise DuplicateNameError(
             f"The name `{name}` among {_words(kind)} is claimed by {both}. Uninstall one of them, or block one by "
-            f"TWINKLE_DISABLE_PLUGINS={entries[-1].plugin.name}.")
+            f"TWINKLE_DISABLE_PLUGINS={plugins.load().blocking_key(entries[-1].plugin)}.")
     return _load(kind, entries[0])
 
 
 def resolve_argument(
-    kind: str, value: Any, *, argument: str, options: dict[str, Any], function: Callable[[Any], Any] | None = None,
+    kind: str,
+    value: Any,
+    *,
+    argument: str,
+    options: dict[str, Any],
+    function: Callable[[Any], Any] | None = None,
+    own: Sequence[str] = (),
 ) -> Any:
     """Return the instance that a class argument means: a class, an instance, a registered name or a function.
 
@@ -104,23 +111,39 @@ def resolve_argument(
         argument: what to call it in an error, e.g. "set_loss".
         options: keywords for the constructor; with an instance or a function they are an error.
         function: makes an instance of a function; None where functions make no sense.
+        own: keywords of `argument` itself, among which a misspelt option may have been meant.
 
-    Raises: `ArgumentTypeError` for anything else; what `resolve` raises.
+    Raises: `ArgumentTypeError` for anything else, and for options that the constructor does not take or lacks; what `resolve`
+    raises.
     """
     interface = _interface(kind)
     if isinstance(value, str):
         value = resolve(kind, value)
     if inspect.isclass(value) and issubclass(value, interface):
+        _check_options(f"{argument}({value.__name__})", value, options, own)
         return value(**options)
     is_instance = isinstance(value, interface)
     if is_instance or (function is not None and callable(value) and not inspect.isclass(value)):
         if options:
+            if own:
+                check_keywords(argument, options, own)
             raise ArgumentTypeError(f"`{argument}` got {listing(options)}, which only a class or a name can take, together with "
                                     f"{value!r}. Pass the arguments when you make it.")
         return value if is_instance else cast("Callable[[Any], Any]", function)(value)
     allowed = f"a registered name ({listing(names(kind))}), a subclass or an instance of `{interface.__name__}`"
     raise ArgumentTypeError(f"`{argument}` got {value!r} of type {type(value).__name__}. Pass {allowed}"
                             f"{', or a function' if function is not None else ''}.")
+
+
+def _check_options(what: str, cls: type, options: dict[str, Any], own: Sequence[str]) -> None:
+    """Raise for a misspelt or missing argument of the constructor of `cls`."""
+    signature = inspect.signature(cls)
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        check_keywords(what, options, [*signature.parameters, *own])
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise ArgumentTypeError(f"`{what}`: {error}. It takes {signature}.") from error
 
 
 def lazy_exports(module: str, *, kind: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -7,12 +7,14 @@ the registry.
 
 import atexit
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
 
 from twinkle_core import plugins, registry, settings
-from twinkle_core.errors import ArgumentError, MeshError, ModeError, did_you_mean, listing
+from twinkle_core.errors import ArgumentError, ArgumentTypeError, MeshError, ModeError, did_you_mean, listing
 from twinkle_core.mesh import DeviceGroup, DeviceMesh
 
 if TYPE_CHECKING:
@@ -92,9 +94,11 @@ def start(
 ) -> Session:
     """Start the session of this process and return it. `twinkle.initialize` documents the arguments.
 
-    Raises: `ModeError` if one is active, or if the script and the command line ask for different things.
+    Raises: `ModeError` if one is active, or if the script and the command line ask for different things; `ArgumentTypeError` and
+    `ArgumentError` for arguments of a wrong type or value.
     """
     _check_none_active()
+    groups = _check_arguments(mode, mesh, nproc_per_node, groups, lazy_collect, seed)
     settings.check_environ()
     request = settings.launch_request()
     chosen = _agree("mode", mode, request.mode) or plugins.detect_launcher(settings.environ()) or "local"
@@ -111,6 +115,7 @@ def start(
         seed=seed, options=merged)
     launcher.start(session)
     adopt(session)
+    _shorten_ctrl_c(session)
     try:
         plugins.configure(session)
     except BaseException:
@@ -155,8 +160,68 @@ def stop() -> None:
 def _stop_at_exit() -> None:
     try:
         stop()
-    except Exception as error:  # the process ends: nobody is left to catch it
+    except Exception as error:  # noqa: BLE001  the process ends: nobody is left to catch it
         plugins.report_error(error, where="end of the run")
+
+
+def _shorten_ctrl_c(session: Session) -> None:
+    """End a script that Ctrl-C stops with a line instead of a traceback; Python goes on to end it by SIGINT (status 130).
+
+    Only where the script has no hook of its own, nobody is to go on working in the interpreter, and `TWINKLE_DEBUG` is off.
+    """
+    is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    if sys.excepthook is sys.__excepthook__ and not is_interactive and not settings.debug():
+        sys.excepthook = _excepthook
+        session.on_close(_restore_excepthook)
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        print("\nInterrupted.", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _restore_excepthook() -> None:
+    if sys.excepthook is _excepthook:
+        sys.excepthook = sys.__excepthook__
+
+
+def _check_arguments(
+    mode: Any, mesh: Any, nproc_per_node: Any, groups: Any, lazy_collect: Any, seed: Any,
+) -> tuple[DeviceGroup, ...]:
+    """Return the groups. Raises: `ArgumentTypeError` or `ArgumentError` for what `initialize` does not take."""
+
+    def wrong(name: str, value: Any, remedy: str) -> ArgumentTypeError:
+        return ArgumentTypeError(f"`initialize({name}={value!r})` is a {type(value).__name__}. {remedy}")
+
+    if mode is not None and not isinstance(mode, str):
+        raise wrong("mode", mode, f"Use the name of a mode ({listing(registry.names('launchers'))}), or leave it out.")
+    if mesh is not None and not isinstance(mesh, DeviceMesh):
+        raise wrong("global_device_mesh", mesh, "Use a `DeviceMesh`, as `DeviceMesh.from_sizes(dp_size=2)` makes it.")
+    if nproc_per_node is not None:
+        if not _is_integer(nproc_per_node):
+            raise wrong("nproc_per_node", nproc_per_node, "Use a number of processes, an integer >= 1, or leave it out.")
+        if nproc_per_node < 1:
+            raise ArgumentError(f"`initialize(nproc_per_node={nproc_per_node})`: use at least 1 process, or leave it out.")
+    if isinstance(groups, str | DeviceGroup) or not isinstance(groups, Iterable):
+        raise wrong("groups", groups, "Use a list: `groups=[DeviceGroup(name=\"model\", ranks=2, device_type=\"cuda\")]`.")
+    listed = tuple(cast("Iterable[Any]", groups))
+    for group in listed:
+        if not isinstance(group, DeviceGroup):
+            raise ArgumentTypeError(f"`initialize(groups=...)` holds {group!r}, a {type(group).__name__}. Use `DeviceGroup`s: "
+                                    "`DeviceGroup(name=\"model\", ranks=2, device_type=\"cuda\")`.")
+    if not isinstance(lazy_collect, bool):
+        raise wrong("lazy_collect", lazy_collect, "Use True or False.")
+    if not _is_integer(seed):
+        raise wrong("seed", seed, "Use an integer from 0 to 2**63 - 1.")
+    if not 0 <= seed < 2**63:
+        raise ArgumentError(f"`initialize(seed={seed})`: use an integer from 0 to 2**63 - 1.")
+    return listed
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _agree(what: str, script: Any, command_line: Any) -> Any:

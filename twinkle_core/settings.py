@@ -1,17 +1,19 @@
-"""Environment variables: the only module that reads them.
+"""Environment variables: the only module that reads or sets them.
 
 Twinkle's own begin with `TWINKLE_`; bare names such as `MODE` or `SEED` are never taken as options. A value that is not one of
 the allowed literals is an error, so `TWINKLE_TRUST_REMOTE_CODE=0` means off.
 """
 
+import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from twinkle_core.errors import ArgumentError, did_you_mean, listing
+from twinkle_core.errors import ArgumentError, listing
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 _LAUNCH = "TWINKLE_LAUNCH"
@@ -51,7 +53,10 @@ def cache_dir() -> Path:
 
 
 def disabled_plugins() -> frozenset[str]:
-    """`TWINKLE_DISABLE_PLUGINS`: entry-point names, separated by commas, of plugins that are not loaded."""
+    """`TWINKLE_DISABLE_PLUGINS`: plugins that are not loaded, separated by commas.
+
+    An entry is the name of an entry point, of a distribution, or "distribution:entry-point", which means one plugin always.
+    """
     return frozenset(name.strip() for name in os.environ.get("TWINKLE_DISABLE_PLUGINS", "").split(",") if name.strip())
 
 
@@ -69,11 +74,20 @@ def torchrun_rank() -> ProcessRank | None:
     """Return the place of this process if `torchrun` started it, else None.
 
     torchrun is recognised by `TORCHELASTIC_RUN_ID`, which nothing else sets; a bare `WORLD_SIZE` means nothing.
+
+    Raises: `ArgumentError` if that variable is set and the others that torchrun sets with it are missing or make no sense.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    return ProcessRank(rank, local_rank, world_size, restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    said = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    said["TORCHELASTIC_RESTART_COUNT"] = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    numbers = [int(text) for text in said.values() if text is not None and text.isascii() and text.isdigit()]
+    if len(numbers) != len(said) or not numbers[1] <= numbers[0] < numbers[2]:
+        found = ", ".join(f"{name}={'is not set' if text is None else text}" for name, text in said.items())
+        raise ArgumentError(f"`TORCHELASTIC_RUN_ID` is set, as torchrun does, but {found}: no rank below a number of processes. "
+                            "Start the script with torchrun, or unset `TORCHELASTIC_RUN_ID`.")
+    rank, local_rank, world_size, restart = numbers
+    return ProcessRank(rank, local_rank, world_size, restart=restart)
 
 
 def elastic_error_file() -> str | None:
@@ -123,10 +137,35 @@ def launch_request() -> LaunchRequest:
 
 
 def check_environ() -> None:
-    """Raise `ArgumentError` for a variable that begins with `TWINKLE_` and that nothing reads, most likely a typo."""
-    known = (_LAUNCH, DEBUG, "TWINKLE_DISABLE_PLUGINS", "TWINKLE_TRUST_REMOTE_CODE", "TWINKLE_CACHE", "TWINKLE_BASE_URL",
-             "TWINKLE_API_KEY")
+    """Raise `ArgumentError` for a variable that is most likely a typo of one of Twinkle's.
+
+    Others that begin with `TWINKLE_` pass: plugins have variables of their own.
+    """
+    known = (_LAUNCH, DEBUG, "TWINKLE_DISABLE_PLUGINS", "TWINKLE_TRUST_REMOTE_CODE", "TWINKLE_CACHE")
     for name in os.environ:
         if name.startswith("TWINKLE_") and name not in known:
-            raise ArgumentError(f"The environment variable `{name}` means nothing to Twinkle.{did_you_mean(name, known)} "
-                                f"Known: {listing(known)}.")
+            own = [word.removeprefix("TWINKLE_") for word in known]  # the common beginning would make everything look alike
+            near = difflib.get_close_matches(name.removeprefix("TWINKLE_"), own, n=1, cutoff=0.75)
+            if near:
+                raise ArgumentError(f"The environment variable `{name}` means nothing to Twinkle. Did you mean "
+                                    f"`TWINKLE_{near[0]}`? Known: {listing(known)}.")
+
+
+def update_environ(variables: Mapping[str, str]) -> None:
+    """Set variables for this process and those that it starts."""
+    os.environ.update(variables)
+
+
+@contextmanager
+def tokenizers_in_one_thread() -> Generator[None]:
+    """Keep the `tokenizers` library from threads inside processes started meanwhile: it would warn and fight for the cores."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

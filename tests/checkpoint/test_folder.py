@@ -334,3 +334,18 @@ def test_the_manifest_survives_the_round_trip(tmp_path):
         path = writer.commit(manifest)
     assert read_manifest(path) == manifest
     shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("method", ["open", "stat"])
+def test_a_file_that_may_not_be_read_is_an_error_that_names_it(tmp_path, monkeypatch, method):
+    path = save(tmp_path, "best")
+    real = getattr(Path, method)
+
+    def refuse(self, *args, **kwargs):
+        if self.name == "model.txt":
+            raise PermissionError(13, "Permission denied")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, method, refuse)
+    with pytest.raises(CheckpointError, match=r"model\.txt` cannot be read: .*Give yourself permission to read it, or use another"):
+        verify(path)

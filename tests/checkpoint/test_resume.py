@@ -178,9 +178,10 @@ def test_settings_that_the_checkpoint_overrules_are_named(tiny, rows, tmp_path):
     path = model.save("last", str(tmp_path), with_optimizer=True)
     expected = train(model, rows, 2)
     model = start(tiny("qwen3"), lora=True, schedule=False)
-    model.set_optimizer("AdamW", lr=1e-2, weight_decay=0.5)
+    model.set_optimizer("AdamW", lr=7e-2, weight_decay=0.5)
     model.set_lr_scheduler("CosineWarmupScheduler", num_training_steps=99, num_warmup_steps=3)
-    text = r"what the checkpoint says.*: weight_decay=0.01 \(script: 0.5\); num_training_steps=12 \(script: 99\)\. To"
+    text = (r"what the checkpoint says.*: weight_decay=0.01 \(script: 0.5\); lr=0.01 \(script: 0.07\); "
+            r"num_training_steps=12 \(script: 99\)\. To")
     with pytest.warns(UserWarning, match=text):
         model.resume_from_checkpoint(path)
     assert train(model, rows, 2) == expected
@@ -254,10 +255,12 @@ def test_a_folder_of_checkpoints_means_its_newest_resumable_one(tiny, rows, tmp_
 
 
 @pytest.mark.parametrize("folder", ["", "not-there"])
-def test_a_folder_without_checkpoints_resumes_nothing(tiny, tmp_path, folder):
+def test_a_folder_without_checkpoints_resumes_nothing_and_says_so(tiny, tmp_path, folder, capsys):
     model = start(tiny("qwen3"), lora=True)
     before = weights(model)
+    capsys.readouterr()
     assert model.resume_from_checkpoint(str(tmp_path / folder)) is False
+    assert capsys.readouterr().err == f"twinkle: nothing to resume was found in `{tmp_path / folder}`; the model stays as it is.\n"
     assert_same_bits(weights(model), before)
 
 

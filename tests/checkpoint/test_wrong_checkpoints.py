@@ -347,3 +347,31 @@ def test_the_check_of_free_space_is_not_the_only_one(full, small_disk, monkeypat
     with pytest.raises(CheckpointError, match=r"disk/best` was not saved: the disk is full"):
         model.save("best", str(small_disk), with_optimizer=True)
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
+
+
+def test_an_adapter_of_a_model_that_was_trained_first_says_so_when_added_and_when_loaded(tiny, rows, tmp_path):
+    model = start(tiny("qwen3"))
+    model.set_optimizer("AdamW", lr=0.01)
+    train(model, rows)
+    with pytest.warns(UserWarning, match=r"has taken 1 steps, and these weights were not saved: the adapter `late` alone will not "
+                                         r"fit .*Call `save` before"):
+        model.add_adapter_to_model("late", LORA)
+    path = model.save("late", str(tmp_path))
+    other = start(tiny("qwen3"))
+    other.add_adapter_to_model("late", LORA)
+    with pytest.warns(UserWarning, match=r"after 1 steps of training the whole model, whose weights this model does not have: "
+                                         r"begin with the checkpoint of the whole model"):
+        other.load(path)
+
+
+def test_an_adapter_of_a_model_that_was_saved_first_fits_that_checkpoint_without_a_warning(tiny, rows, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = start(tiny("qwen3"))
+        train(model, rows)
+        whole = model.save("whole", str(tmp_path))
+        model.add_adapter_to_model("late", LORA)
+        path = model.save("late", str(tmp_path))
+        other = start(Path(whole))
+        other.add_adapter_to_model("late", LORA)
+        other.load(path)

@@ -263,7 +263,7 @@ def test_help_of_a_mode_shows_its_own_options_and_the_modes_there_are(acme):
         assert expected in own
     local = words(acme.twinkle("launch", "--help").stdout)
     assert "mode `local`" in local
-    assert "Installed: `acme`, `local`." in local
+    assert "Installed: `acme`, `local`, `torchrun`." in local
     assert "--queue" not in local
     assert "--mesh" not in local
 

@@ -19,7 +19,8 @@ def test_the_core_and_qwen_are_listed_by_name_distribution_and_version(sandbox):
 
 def test_what_a_plugin_registers_stands_by_kind_with_its_target(sandbox):
     core = found(sandbox)["plugins"][0]
-    assert core["registers"]["launchers"] == {"local": "twinkle_core.launchers.local:LocalLauncher"}
+    assert core["registers"]["launchers"] == {
+        "local": "twinkle_core.launchers.local:LocalLauncher", "torchrun": "twinkle_core.launchers.torchrun:TorchrunLauncher"}
     assert "twinkle_report_error" in core["hooks"]
     assert (core["status"], core["reason"], core["module"]) == ("working", "", "twinkle_core.plugin")
 

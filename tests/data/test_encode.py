@@ -117,7 +117,8 @@ def test_every_bad_row_is_skipped_and_counted_and_no_other(letters, capsys):
     said = capsys.readouterr().err
     assert "encode: 3 of 6 rows were skipped" in said
     assert "2 x the role `broken` cannot be rendered. (first: row 1 (data[1]))" in said
-    assert "1 x the column `messages` holds no message. (first: row 2 (data[2]))" in said
+    assert ("1 x the column `messages` holds no message. A conversation has at least one turn; remove the row. (first: row 2 "
+            "(data[2]))") in said
 
 
 def test_rows_that_truncation_drops_are_counted(letters, capsys):

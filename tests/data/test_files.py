@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from twinkle_core.dataset import Dataset, DatasetMeta
+from twinkle_core.dataset.table import _explain
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, DataError, HubError
 
 
@@ -85,7 +86,7 @@ def test_rows_of_the_datasets_library_lose_the_keys_that_arrow_filled_with_null(
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("a.jsonl", b'{"x": 1}\n{"x": \n', r"a\.jsonl:2 is not valid JSON"),
+    ("a.jsonl", b'{"x": 1}\n{"x": \n', r"a\.jsonl:2 is not valid JSON.*Correct it, or remove it from the file"),
     ("a.jsonl", b'{"x": 1}\n[1, 2]\n', r"a\.jsonl:2 is a list, not a row: '\[1, 2\]'\. A row is an object"),
     ("a.jsonl", b'{"x": 1}\n"text"\n', r"a\.jsonl:2 is a str, not a row"),
     ("a.jsonl", b'{"x": "\xff"}\n', r"a\.jsonl:1 is not UTF-8 text: byte 7 is 0xff\. Convert"),
@@ -132,6 +133,11 @@ def test_rows_in_memory_that_are_no_dicts_are_named():
 def test_bytes_in_a_row_are_an_error_that_names_column_and_row():
     with pytest.raises(DataError, match=r"column `image` of data\[1\] cannot be stored: bytes are not text\. Remove the column"):
         Dataset(DatasetMeta(data=[{"image": "a"}, {"image": b"b"}]))
+
+
+def test_a_column_that_only_fails_as_a_whole_says_what_to_do():
+    error = _explain("x", [1, 2], None, ValueError("odd"))
+    assert str(error) == "The column `x` cannot be stored: odd. Give its values the same type in every row, or remove it."
 
 
 def test_text_that_is_no_unicode_is_an_error_that_names_the_row(tmp_path):

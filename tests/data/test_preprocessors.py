@@ -84,7 +84,7 @@ def test_a_misspelt_argument_of_map_or_of_the_class_has_near_matches():
         dataset.map("SelfCognitionProcessor", model_nam="a", model_author="b")
     with pytest.raises(UnknownArgumentError, match=r"`map` has no argument `num_procs`\. Did you mean `num_proc`"):
         dataset.map(lambda row: row, num_procs=2)
-    with pytest.raises(ArgumentTypeError, match=r"`map\(SelfCognitionProcessor, ...\)`: missing a required argument: "
+    with pytest.raises(ArgumentTypeError, match=r"`map\(SelfCognitionProcessor\)`: missing a required argument: "
                                                 r"'model_author'"):
         dataset.map("SelfCognitionProcessor", model_name="a")
 

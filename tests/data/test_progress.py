@@ -78,6 +78,8 @@ def test_a_bar_is_cleaned_up_however_the_loop_ends(monkeypatch, way):
     shown = terminal.getvalue()
     assert "epoch 0" in shown
     assert "loss 2.5  lr 1.00e-04  1,234 tok/s" in shown
+    assert " left" in shown
+    assert (" took" in shown) == (way == "end")
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once and shown again"
     assert (sys.stdout, sys.stderr) == (before, terminal)
 

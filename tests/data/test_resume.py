@@ -187,7 +187,8 @@ def test_another_loader_is_refused_with_both_fingerprints(checkpoint):
     ("{}", "holds a dict, not a list of positions"),
     ("[3]", "holds a int where the state of a data loader belongs"),
     ('[{"fingerprint": {}, "epoch": 0}]', "has `rows` of type int, this one has None"),
-    ('[{"fingerprint": {"rows": 3}, "epoch": 0, "rows": 4}]', "epoch 0, row 4 lies outside rows=3"),
+    ('[{"fingerprint": {"rows": 3}, "epoch": 0, "rows": 4}]',
+     "epoch 0, row 4 lies outside rows=3. The state is damaged; use another checkpoint"),
 ])
 def test_a_damaged_position_is_an_error(tmp_path, text, message):
     if text is not None:

@@ -2,85 +2,119 @@
 
     python tests/gpu/run_gpu.py      # in an environment with `twinkle-core[train]` and `twinkle-qwen`; needs no network
 
-The contract program runs as it stands, in a process of its own, with the stand-in ModelScope cache. The quickstart's loop runs
-here, in bf16 mixed precision, so that memory and step time can be read. Exit status 0 only if both trained on the GPU.
+Each program runs as it stands, in a process of its own that notes the loss and the time of every step, where the model's weights
+are, and the most memory it held; the contract program with the stand-in ModelScope cache. Exit status 0 only if both trained on the
+device. `--device cpu` runs the same without a GPU, to try this script itself.
 """
 
+import argparse
 import ast
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-BASE = "tiny://qwen3_5"
-STEPS = 120
+SINGLE = ROOT / "tests" / "contract" / "single.py"
+QUICKSTART = ROOT / "examples" / "quickstart.py"
+PRECISIONS = {"cuda": "bf16", "cpu": None}
 
 
-def contract(cache: Path) -> dict[str, float]:
-    """Run single.py unedited and return what it printed."""
-    subprocess.run([sys.executable, str(ROOT / "tests" / "tools" / "modelscope_standin.py"), str(cache)], check=True,
-                   stdout=subprocess.DEVNULL)
-    program = ROOT / "tests" / "contract" / "single.py"
-    run = subprocess.run([sys.executable, str(program)], check=True, capture_output=True, text=True, cwd=cache,
-                         env={**os.environ, "MODELSCOPE_CACHE": str(cache)})
-    return ast.literal_eval(run.stdout.strip().splitlines()[-1])  # the dict that the program prints
+class Watch:
+    """Notes what `TransformersModel` does in this process, from now on."""
+
+    def __init__(self) -> None:
+        from twinkle.model import TransformersModel
+
+        self.losses: list[float] = []
+        self.ends: list[float] = []
+        self.devices: set[str] = set()
+        forward_backward, step = TransformersModel.forward_backward, TransformersModel.clip_grad_and_step
+
+        def watched_forward_backward(model: Any, *args: Any, **kwargs: Any) -> Any:
+            output = forward_backward(model, *args, **kwargs)
+            self.losses.append(output["loss"])
+            return output
+
+        def watched_step(model: Any, *args: Any, **kwargs: Any) -> Any:
+            has_stepped = step(model, *args, **kwargs)
+            self.devices |= {parameter.device.type for parameter in model.module.parameters()}
+            self.ends.append(time.perf_counter())
+            return has_stepped
+
+        TransformersModel.forward_backward = watched_forward_backward
+        TransformersModel.clip_grad_and_step = watched_step
+
+    def figures(self) -> dict[str, Any]:
+        """Return losses of the first and last step, the median time from step to step, and the peak of memory."""
+        from twinkle_core import registry
+
+        [device] = self.devices
+        times = [end - begin for begin, end in zip(self.ends, self.ends[1:], strict=False)]
+        return {"device": device, "steps": len(self.losses), "loss_first": self.losses[0], "loss_last": self.losses[-1],
+                "step_ms": 1000 * median(times),  # reading the loss waits for the device, so this is not the time of a launch only
+                "peak_memory_mib": registry.resolve("platforms", device)().peak_memory_bytes(0) / 2**20}
 
 
-def quickstart() -> dict[str, object]:
-    """Train the quickstart's model in bf16 on cuda; return losses, step time and peak memory."""
-    import torch
+def watch(program: Path, device: str, epochs: int) -> None:
+    """Run a program in this process; print the figures as the last line."""
+    watched = Watch()
+    if program == QUICKSTART:
+        runpy.run_path(str(program))["main"](epochs, device=device, mixed_precision=PRECISIONS[device])
+    else:
+        runpy.run_path(str(program), run_name="__main__")
+    print(json.dumps(watched.figures()))
 
-    from twinkle.data_format import SamplingParams
-    from twinkle.dataloader import DataLoader
-    from twinkle.dataset import Dataset, DatasetMeta
-    from twinkle.model import TransformersModel
-    from twinkle.sampler import TorchSampler
 
-    data = Dataset(DatasetMeta("tiny://self-cognition"))
-    data.map("SelfCognitionProcessor", model_name="Twinkle", model_author="the Twinkle team")
-    data.set_template("Qwen3_5Template", model_id=BASE)
-    data.encode()
-    model = TransformersModel(model_id=BASE, device="cuda", mixed_precision="bf16")
-    model.set_optimizer("AdamW", lr=3e-3)
-    loader = DataLoader(data, batch_size=16, shuffle=True)
-    losses, times = [], []
-    while len(losses) < STEPS:
-        for batch in loader:
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            model.forward_backward(inputs=batch)
-            model.clip_grad_and_step()
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - begin)
-            losses.append(model.calculate_metric(is_training=True)["loss"])
-    with tempfile.TemporaryDirectory() as folder:
-        sampler = TorchSampler(model_id=model.save("gpu", folder), device="cuda")
-        sampler.set_template("Qwen3_5Template", model_id=BASE)
-        question = {"messages": [{"role": "user", "content": "Who are you?"}]}
-        answer = sampler.sample([question], SamplingParams(temperature=0, max_tokens=48))[0].sequences[0].decoded
-    return {"loss_first": losses[0], "loss_last": losses[-1], "step_ms": 1000 * median(times[10:]),
-            "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20, "answer": answer,
-            "has_learnt": losses[-1] < losses[0] / 2 and "Twinkle" in answer}
+def run(program: Path, device: str, epochs: int, cache: Path) -> tuple[list[str], dict[str, Any]]:
+    """Run a program in a process of its own, and return the lines that it printed and the figures."""
+    environ = {**os.environ, "MODELSCOPE_CACHE": str(cache)}
+    if device == "cpu":
+        environ["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, __file__, "--device", device, "--epochs", str(epochs), "--watch", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cache, env=environ, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{program.name} ended with status {done.returncode}:\n{done.stderr}")
+    *lines, figures = done.stdout.splitlines()
+    return lines, json.loads(figures)
 
 
 def main() -> int:
-    """Run both and say whether they trained."""
+    """Run both and say whether they trained on the device."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=sorted(PRECISIONS), default="cuda")
+    parser.add_argument("--epochs", type=int, default=4, help="of the quickstart")
+    parser.add_argument("--watch", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.watch:
+        watch(options.watch, options.device, options.epochs)
+        return 0
     import torch
 
-    if not torch.cuda.is_available():
-        print("This script needs a CUDA device; torch.cuda.is_available() is False.", file=sys.stderr)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("This script needs a CUDA device; torch.cuda.is_available() is False. Try it with: --device cpu", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        printed = contract(Path(folder).resolve())
-    trained = quickstart()
-    versions = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    print(json.dumps({**versions, "single.py": printed, "quickstart": trained}))
-    return 0 if trained["has_learnt"] else 1
+        cache = Path(folder).resolve()
+        subprocess.run([sys.executable, str(ROOT / "tests" / "tools" / "modelscope_standin.py"), str(cache)], check=True,
+                       stdout=subprocess.DEVNULL)
+        printed, single = run(SINGLE, options.device, options.epochs, cache)
+        said, quickstart = run(QUICKSTART, options.device, options.epochs, cache)
+    single["printed"] = ast.literal_eval(printed[-1])  # the dict that the program prints
+    quickstart["answer"] = next(line for line in said if line.strip().startswith("after:")).partition("after:")[2].strip()
+    single["has_learnt"] = single["loss_last"] < single["loss_first"]
+    quickstart["has_learnt"] = quickstart["loss_last"] < quickstart["loss_first"] / 2 and "Twinkle" in quickstart["answer"]
+    results = {"single.py": single, "quickstart.py": quickstart}
+    is_right = all(result["device"] == options.device and result["has_learnt"] for result in results.values())
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    print(json.dumps({"device": name, "torch": torch.__version__, **results, "ok": is_right}))
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,3 +102,19 @@ def test_a_dataset_needs_a_file(tmp_path: Path) -> None:
     assert what_is_missing(tmp_path, kind="dataset") == "it holds no files"
     (tmp_path / "train.jsonl").write_text("{}")
     assert what_is_missing(tmp_path, kind="dataset") == ""
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_file_that_may_not_be_read_is_named(model: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (model / "model.safetensors.index.json").write_text("{}")
+    opened = Path.open
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name == name:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    if name != "model.safetensors.index.json":
+        (model / "model.safetensors.index.json").unlink()
+    assert what_is_missing(model, kind="model") == f"`{name}` cannot be read ([Errno 13] Permission denied)"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinkle_core.errors import ArgumentError, MeshError
+from twinkle_core.errors import ArgumentError, ArgumentTypeError, MeshError
 from twinkle_core.mesh import AXES, DeviceGroup, DeviceMesh
 
 SIZES = [sizes for sizes in itertools.product(range(1, 9), repeat=4) if sizes[0] * sizes[1] * sizes[2] * sizes[3] <= 64]
@@ -99,7 +99,7 @@ def test_vpp_needs_pp() -> None:
     ("fsdp:4", "not of the form axis=size"),
     ("fsdp=x", "not of the form axis=size"),
     ("fdsp=4", "Did you mean `fsdp`"),
-    ("dp=2,dp=2", "`dp` stands twice"),
+    ("dp=2,dp=2", "`dp` stands twice.*Give each axis one size"),
     ("", "not of the form axis=size"),
 ])
 def test_a_mesh_that_cannot_be_read_says_why(text: str, advice: str) -> None:
@@ -133,6 +133,15 @@ def test_a_group_needs_a_name_and_a_device() -> None:
         DeviceGroup("", 1, "cpu")
     with pytest.raises(ArgumentError, match="gpus_per_worker=0"):
         DeviceGroup("model", 1, "cuda", gpus_per_worker=0)
+
+
+@pytest.mark.parametrize("fields", [
+    {"name": 3}, {"ranks": "2"}, {"ranks": True}, {"ranks": [0, "1"]}, {"ranks": None}, {"device_type": None},
+    {"gpus_per_worker": 1.0},
+])
+def test_a_group_of_wrong_types_says_what_each_field_is(fields: dict) -> None:
+    with pytest.raises(ArgumentTypeError, match="`ranks` is a count or a list of rank numbers.* Write it as in `DeviceGroup"):
+        DeviceGroup(**{"name": "model", "ranks": 1, "device_type": "cpu", **fields})
 
 
 def test_axes_are_in_the_documented_order() -> None:

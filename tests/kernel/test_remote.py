@@ -220,7 +220,7 @@ def test_a_misspelt_keyword_of_a_constructor_or_method_names_the_near_one() -> N
 
 
 def test_an_argument_too_many_shows_the_signature() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"`Counter\(start.*too many positional"):
+    with pytest.raises(ArgumentTypeError, match=r"`Counter\(...\)`: too many positional.* Call it as `Counter\(start: int = 0,"):
         Counter(1, 2)  # type: ignore[call-arg]
 
 

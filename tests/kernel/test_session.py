@@ -1,6 +1,8 @@
 """How a run starts: script against command line, meshes against processes, options, groups, and how it ends."""
 
 import json
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,15 @@ import pytest
 import twinkle
 from twinkle import DeviceGroup, DeviceMesh
 from twinkle_core import session, settings
-from twinkle_core.errors import ArgumentError, MeshError, MissingExtraError, MissingPluginError, ModeError, UnknownNameError
+from twinkle_core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MeshError,
+    MissingExtraError,
+    MissingPluginError,
+    ModeError,
+    UnknownNameError,
+)
 from twinkle_core.remote import RemoteComponent
 from twinkle_core.settings import LaunchRequest
 
@@ -200,6 +210,79 @@ def test_a_misspelt_twinkle_variable_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TWINKLE_DISABLE_PLUGIN", "qwen")
     with pytest.raises(ArgumentError, match="Did you mean `TWINKLE_DISABLE_PLUGINS`"):
         twinkle.initialize()
+
+
+@pytest.mark.parametrize("name", ["TWINKLE_ACME_TOKEN", "TWINKLE_ACME_CACHE", "TWINKLE_BASE_URL"])
+def test_a_variable_of_somebody_else_stops_no_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "x")
+    twinkle.initialize()
+
+
+@pytest.mark.parametrize(("arguments", "error", "advice"), [
+    ({"seed": "42"}, ArgumentTypeError, r"`initialize\(seed='42'\)` is a str. Use an integer from 0 to 2\*\*63 - 1"),
+    ({"seed": True}, ArgumentTypeError, "Use an integer from 0"),
+    ({"seed": None}, ArgumentTypeError, "Use an integer from 0"),
+    ({"seed": -1}, ArgumentError, r"`initialize\(seed=-1\)`: use an integer from 0 to 2\*\*63 - 1"),
+    ({"seed": 2**63}, ArgumentError, "use an integer from 0"),
+    ({"groups": DeviceGroup("a", 1, "cpu")}, ArgumentTypeError, r"is a DeviceGroup. Use a list: `groups=\[DeviceGroup\(name="),
+    ({"groups": "model"}, ArgumentTypeError, "is a str. Use a list"),
+    ({"groups": 2}, ArgumentTypeError, "is a int. Use a list"),
+    ({"groups": ["model"]}, ArgumentTypeError, "holds 'model', a str. Use `DeviceGroup`s"),
+    ({"global_device_mesh": "dp=2"}, ArgumentTypeError, r"`initialize\(global_device_mesh='dp=2'\)` is a str. Use a `DeviceMesh`"),
+    ({"mode": 1}, ArgumentTypeError, r"`initialize\(mode=1\)` is a int. Use the name of a mode \(`local`, `torchrun`\)"),
+    ({"nproc_per_node": "2"}, ArgumentTypeError, "Use a number of processes, an integer >= 1"),
+    ({"nproc_per_node": True}, ArgumentTypeError, "Use a number of processes, an integer >= 1"),
+    ({"nproc_per_node": 0}, ArgumentError, "use at least 1 process, or leave it out"),
+    ({"lazy_collect": 1}, ArgumentTypeError, r"`initialize\(lazy_collect=1\)` is a int. Use True or False"),
+])
+def test_an_argument_of_initialize_that_is_not_allowed_says_what_is(
+    arguments: dict[str, Any], error: type[Exception], advice: str,
+) -> None:
+    with pytest.raises(error, match=advice):
+        twinkle.initialize(**arguments)
+    assert session.active() is None
+
+
+def test_the_largest_seed_is_taken() -> None:
+    twinkle.initialize(seed=2**63 - 1)
+    assert session.current().seed == 2**63 - 1
+
+
+CTRL_C = "import os, signal, time\n{start}\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+
+
+def test_ctrl_c_ends_a_script_with_a_line_and_by_its_signal(sandbox: Any) -> None:
+    run = sandbox.python(sandbox.script(CTRL_C.format(start="import twinkle; twinkle.initialize()")))
+    assert (run.returncode, run.stderr) == (-signal.SIGINT, "\nInterrupted.\n")  # which shells report as 130
+
+
+def test_with_debug_ctrl_c_shows_every_frame(sandbox: Any) -> None:
+    sandbox.environ["TWINKLE_DEBUG"] = "1"
+    run = sandbox.python(sandbox.script(CTRL_C.format(start="import twinkle; twinkle.initialize()")))
+    assert run.stderr.startswith("Traceback (most recent call last):")
+
+
+def test_a_hook_that_the_script_has_for_errors_is_left_alone(sandbox: Any) -> None:
+    hook = "import sys, twinkle\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\ntwinkle.initialize()"
+    assert sandbox.python(sandbox.script(CTRL_C.format(start=hook))).stderr == "mine\n"
+
+
+def test_an_error_of_a_script_keeps_its_traceback(sandbox: Any) -> None:
+    run = sandbox.python(sandbox.script("import twinkle\ntwinkle.initialize()\n1 / 0\n"))
+    assert run.returncode == 1
+    assert run.stderr.startswith("Traceback (most recent call last):")
+
+
+def test_the_hook_for_ctrl_c_ends_with_the_session() -> None:
+    before = sys.excepthook
+    sys.excepthook = sys.__excepthook__
+    try:
+        twinkle.initialize()
+        assert sys.excepthook is not sys.__excepthook__
+        twinkle.shutdown()
+        assert sys.excepthook is sys.__excepthook__
+    finally:
+        sys.excepthook = before
 
 
 def test_a_launch_request_survives_the_way_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

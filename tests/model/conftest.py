@@ -78,7 +78,16 @@ def _cohere() -> Any:
         **small, num_hidden_layers=2, logit_scale=0.25, pad_token_id=0, bos_token_id=1, eos_token_id=2))
 
 
+def _recurrent_gemma() -> Any:
+    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+
+    small = {key: value for key, value in _SMALL.items() if key != "max_position_embeddings"}
+    return RecurrentGemmaForCausalLM(RecurrentGemmaConfig(
+        **small, num_hidden_layers=3, lru_width=32, attention_window_size=16, block_types=("recurrent", "recurrent", "attention")))
+
+
 _MAKERS = {
+    "recurrent_gemma": _recurrent_gemma,
     "llama": _llama, "qwen3": _qwen3, "qwen3_bf16": _qwen3_bf16, "qwen3_sliding": _qwen3_sliding, "qwen3_moe": _qwen3_moe,
     "qwen3_5": _qwen3_5, "qwen3_5_vl": _qwen3_5_vl, "gemma2": _gemma2, "cohere": _cohere,
 }

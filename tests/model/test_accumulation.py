@@ -189,11 +189,12 @@ def test_each_adapter_says_its_own_accumulation(build, batch):
     assert stepped == [True, False, True, True]
 
 
-def test_an_adapter_takes_over_the_accumulation_said_for_the_model(build):
+def test_an_adapters_accumulation_is_its_own_and_1_can_be_said(build):
     model = build(gradient_accumulation_steps=3)
-    model.add_adapter_to_model("one", {"r": 2, "target_modules": ["q_proj"]})
+    with pytest.warns(UserWarning, match="`gradient_accumulation_steps=3`.*adapter `one` has its own, 1. Say it in `add_adapter"):
+        model.add_adapter_to_model("one", {"r": 2, "target_modules": ["q_proj"]}, gradient_accumulation_steps=1)
     model.add_adapter_to_model("two", {"r": 2, "target_modules": ["q_proj"]}, gradient_accumulation_steps=2)
-    assert [model.state(name).gradient_accumulation_steps for name in ("one", "two")] == [3, 2]
+    assert [model.state(name).gradient_accumulation_steps for name in ("one", "two")] == [1, 2]
 
 
 def test_zero_grad_between_forward_and_backward_keeps_the_forward(build, batch):

@@ -1,10 +1,12 @@
 """Losses: functions, logits, inputs aligned with tokens, and what is refused."""
 
+import re
+
 import pytest
 import torch
 
 from twinkle_core.data_format import SampledSequence, SampleResponse
-from twinkle_core.errors import DataError, ModelError, NonFiniteLossError
+from twinkle_core.errors import DataError, ModelError, NonFiniteLossError, UnknownArgumentError
 from twinkle_core.loss.interface import Loss
 
 LENGTHS = (7, 1, 12)
@@ -111,6 +113,42 @@ def test_advantages_without_a_loss_that_uses_them_is_an_error_that_lists_losses(
     assert not model.step()
 
 
+def test_the_advice_for_inputs_without_a_loss_is_a_function_that_works(build, batch):
+    model = build()
+    with pytest.raises(ModelError, match=re.escape("a function `(outputs, targets, *, advantages)` that returns (sum, count)")):
+        model.forward_backward(inputs=batch(6), advantages=[1.0])
+    model.set_loss(lambda outputs, targets, *, advantages: (
+        -(outputs.logprobs * advantages[:, None]).sum(), (targets != -100).sum()))
+    model.forward_backward(inputs=batch(6), advantages=[1.0])
+    assert model.step()
+
+
+@pytest.mark.parametrize("loss", [
+    None, lambda outputs, targets, *, advantages: (outputs.logprobs.sum(), 1),
+    lambda outputs, targets, **inputs: (outputs.logprobs.sum(), 1)], ids=["default", "function", "any"])
+@pytest.mark.parametrize("method", ["forward", "forward_only", "forward_backward"])
+@pytest.mark.parametrize(("typo", "meant"), [
+    ("adapter_nme", "adapter_name"), ("disable_loar", "disable_lora"), ("input", "inputs")])
+def test_a_misspelt_argument_is_not_taken_for_an_input_of_the_loss(method, loss, typo, meant, build, batch):
+    model = build()
+    if loss is not None:
+        model.set_loss(loss)
+    with pytest.raises(UnknownArgumentError, match=f"no argument `{typo}`. Did you mean `{meant}`"):
+        getattr(model, method)(batch(6), **{typo: "x"})
+
+
+def test_training_with_the_adapter_switched_off_is_refused(build, batch):
+    with pytest.raises(UnknownArgumentError, match="`disable_lora` is an argument of `forward_only` alone.*Leave it out"):
+        build().forward_backward(batch(6), disable_lora=True)
+
+
+def test_an_input_of_the_loss_may_be_called_like_an_argument(build, batch):
+    model = build()
+    model.set_loss(lambda outputs, targets, *, inputs_scale: (outputs.logprobs.sum() * inputs_scale, 1))
+    model.forward_backward(inputs=batch(6), inputs_scale=2.0)
+    assert model.step()
+
+
 def test_an_input_that_the_loss_does_not_take_or_misses_is_an_error(build, batch):
     model = build()
     model.set_loss(lambda outputs, targets, *, advantages: (outputs.logprobs.sum(), 1))
@@ -194,3 +232,25 @@ def test_conversations_are_encoded_by_the_models_template(ms_cache):
     model.set_template("Template", max_length=12, truncation_strategy="split")
     with pytest.raises(DataError, match=r"inputs\[0\] became \d+ features: the template's truncation split it.*Dataset.encode"):
         model.forward_only(inputs=[CHAT])
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"input_ids": [5, 99999], "labels": [5, 6]}, r"inputs\[1\] \(row 101\): `input_ids\[1\]` is 99999, .*vocabulary is 0 to 100"),
+    ({"input_ids": [5, 6], "labels": [5, -1]}, r"`labels\[1\]` is -1"),
+    ({"input_ids": [5] * 129, "labels": [5] * 129}, r"has 129 tokens, but the model has 128 positions"),
+])
+@pytest.mark.parametrize("method", ["forward", "forward_only", "forward_backward"])
+def test_what_the_model_cannot_read_is_an_error_before_the_first_micro_batch_runs(method, change, text, build, batch):
+    model = build()
+    model.set_processor(micro_batch_size=1)
+    model.forward_backward(inputs=batch(9))
+    held = [parameter.grad.clone() for parameter in model.module.parameters()]
+    ran = []
+    model.module.register_forward_pre_hook(lambda *_: ran.append(1))
+    features = batch(6, 8)
+    features[1] |= change
+    with pytest.raises(DataError, match=text):
+        getattr(model, method)(inputs=features)
+    assert not ran
+    for parameter, before in zip(model.module.parameters(), held, strict=True):
+        assert torch.equal(parameter.grad, before)

@@ -66,7 +66,40 @@ def test_several_adapters_report_under_their_names(build, batch, reported):
         model.add_adapter_to_model(name, {"r": 2, "target_modules": ["q_proj"]})
         model.forward_backward(inputs=batch(9), adapter_name=name)
         model.calculate_metric(is_training=True, adapter_name=name)
-    assert set(reported[1][1]) == {"two/loss", "two/num_tokens", "two/tokens_per_s", "two/step"}
+    assert set(reported[1][1]) == {"two/loss", "two/num_tokens", "two/tokens_per_s", "two/step", "two/lr"}
+
+
+def test_a_step_without_a_clip_gives_the_norm_too(build, batch):
+    clipped, plain, apart = build(), build(), build()
+    norm = None
+    for model in (clipped, plain, apart):
+        model.forward_backward(inputs=batch(9))
+    clipped.clip_grad_and_step(max_norm=0.1)
+    plain.step()
+    norm = apart.clip_grad_norm(max_norm=0.1)
+    apart.clip_grad_norm(max_norm=0.05)
+    apart.step()
+    for model in (clipped, plain, apart):
+        assert model.calculate_metric(is_training=True)["grad_norm"] == pytest.approx(norm)
+
+
+def test_the_learning_rate_is_known_before_the_first_step(build, batch):
+    model = build()
+    model.forward_backward(inputs=batch(9))
+    numbers = model.calculate_metric(is_training=True)
+    assert numbers["lr"] == 1e-5
+    assert "grad_norm" not in numbers
+    model.add_adapter_to_model("one", {"r": 2, "target_modules": ["q_proj"]})  # asking made no optimizer
+    model.set_optimizer("SGD", lr=0.25)
+    model.forward_backward(inputs=batch(9))
+    assert model.calculate_metric(is_training=True)["lr"] == 0.25
+
+
+def test_asking_for_the_configuration_makes_no_optimizer(build):
+    model = build()
+    assert "AdamW(lr=1e-05" in model.get_train_configs()
+    model.add_adapter_to_model("one", {"r": 2, "target_modules": ["q_proj"]})
+    assert "AdamW(lr=0.0001" in model.get_train_configs()
 
 
 def test_accuracy_is_the_share_of_tokens_the_model_puts_first(build, batch, reference):
@@ -138,3 +171,14 @@ def test_the_configuration_names_what_decides_the_training(build):
     for part in ("Qwen3ForCausalLM", "SGD(lr=", "momentum=0.9", "CosineWarmupScheduler", "CrossEntropyLoss (token mean)",
                  "4 backward pass(es) a step", "2 rows", "seed", "42", "fp64", "cpu", "100.00 %"):
         assert part in text
+
+
+def test_the_configuration_shows_the_peak_rate_during_warmup_and_the_schedulers_numbers(build):
+    model = build()
+    model.set_optimizer("AdamW", lr=0.003)
+    assert "AdamW(lr=0.003, betas" in model.get_train_configs()
+    model.set_lr_scheduler("CosineWarmupScheduler", num_training_steps=10, num_warmup_steps=2)
+    text = model.get_train_configs()
+    assert "AdamW(lr=0.003, now 0 by CosineWarmupScheduler, betas=(0.9, 0.999)" in text
+    assert "CosineWarmupScheduler(num_training_steps=10, num_warmup_steps=2, min_lr_ratio=0.0)" in text
+    assert "none (features come encoded)" in text

@@ -64,7 +64,7 @@ def test_every_listed_optimizer_can_be_built(name):
     ("AdamW", {"lr": "1e-4"}, ArgumentError, r"lr='1e-4'.*was refused"),
     ("AdamW", {"betas": (2, 0.9)}, ArgumentError, r"betas=\(2, 0.9\).*was refused: Invalid beta"),
     ("LBFGS", {}, ArgumentError, r"`LBFGS` evaluates the loss several times a step.*e.g. `AdamW`"),
-    (3, {}, ArgumentTypeError, r"`set_optimizer` got int. Pass a class of `torch.optim`, its name such as \"AdamW\", or a func"),
+    (3, {}, ArgumentTypeError, r"`set_optimizer` got int. Pass a class of `torch.optim`, its name such as \"AdamW\", a func"),
     (int, {}, ArgumentTypeError, r"`set_optimizer` got the class `int`"),
     (lambda ps: 3, {}, ArgumentTypeError, r"returned int. Return a `torch.optim.*Optimizer`"),
     (lambda ps: None, {"x": 1}, UnknownArgumentError, r"cannot be called with one argument and the keywords `x`"),
@@ -76,7 +76,7 @@ def test_a_wrong_optimizer_is_an_error_with_advice(parameters, value, options, e
 
 def test_an_optimizer_of_other_parameters_is_an_error(parameters):
     foreign = torch.nn.Parameter(torch.ones(1))
-    with pytest.raises(ModelError, match=r"1 parameter\(s\) that this model does not train. Use the parameters"):
+    with pytest.raises(ModelError, match=r"1 parameter\(s\) that this model does not train. Pass a function: it gets"):
         build_optimizer(lambda ps: torch.optim.SGD([*ps, foreign], lr=0.1), parameters, {}, is_lora=False)
 
 
@@ -155,5 +155,57 @@ def test_a_wrong_scheduler_is_an_error_with_advice(parameters, value, options, e
 
 def test_a_scheduler_of_another_optimizer_is_an_error(parameters):
     one, other = (build_optimizer("SGD", parameters, {}, is_lora=False) for _ in range(2))
-    with pytest.raises(ModelError, match="scheduler of another optimizer. Build it from the optimizer that the function gets"):
+    with pytest.raises(ModelError, match="scheduler of another optimizer than that which is set. Pass a function"):
         build_scheduler(lambda o: torch.optim.lr_scheduler.StepLR(other, 1), one, {})
+
+
+def test_an_optimizer_of_just_these_parameters_is_taken_as_it_is(parameters):
+    made = torch.optim.SGD([{"params": parameters[:1], "lr": 0.1}, {"params": parameters[1:], "lr": 0.2}])
+    assert build_optimizer(made, parameters, {}, is_lora=False) is made
+
+
+@pytest.mark.parametrize(("choose", "options", "error", "text"), [
+    (lambda ps: torch.optim.SGD(ps, lr=0.1), {"lr": 0.2}, ArgumentTypeError, "got `lr`, which only a class.*with an instance"),
+    (lambda ps: torch.optim.SGD(ps[:1], lr=0.1), {}, ModelError, "lacks 1 of the 2 parameters trained here. Build it of all"),
+    (lambda ps: torch.optim.SGD([*ps, torch.nn.Parameter(torch.ones(1))], lr=0.1), {}, ModelError, r"1 parameter\(s\) that this"),
+    (lambda ps: torch.optim.LBFGS(ps), {}, ArgumentError, "`LBFGS` evaluates the loss several times"),
+])
+def test_an_optimizer_that_is_not_of_just_these_parameters_is_an_error(parameters, choose, options, error, text):
+    with pytest.raises(error, match=text):
+        build_optimizer(choose(parameters), parameters, options, is_lora=False)
+
+
+def test_a_function_that_returns_a_refused_optimizer_is_refused(parameters):
+    with pytest.raises(ArgumentError, match="`LBFGS` evaluates the loss several times"):
+        build_optimizer(lambda ps: torch.optim.LBFGS(ps), parameters, {}, is_lora=False)
+
+
+def test_a_scheduler_of_the_optimizer_is_taken_as_it_is(parameters):
+    one, other = (build_optimizer("SGD", parameters, {}, is_lora=False) for _ in range(2))
+    made = torch.optim.lr_scheduler.StepLR(one, 1)
+    assert build_scheduler(made, one, {}) is made
+    with pytest.raises(ModelError, match="scheduler of another optimizer than that which is set. Pass a function"):
+        build_scheduler(made, other, {})
+    with pytest.raises(ArgumentTypeError, match="got `step_size`, which only a class"):
+        build_scheduler(made, one, {"step_size": 2})
+    with pytest.raises(ArgumentError, match="`ReduceLROnPlateau` needs a metric"):
+        build_scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau(one), one, {})
+
+
+@pytest.mark.parametrize(("build", "refused"), [
+    (lambda ps: build_optimizer("Adma", ps, {}, is_lora=False), "LBFGS"),
+    (lambda ps: build_scheduler("StepL", build_optimizer("SGD", ps, {}, is_lora=False), {}), "ReduceLROnPlateau")])
+def test_names_that_are_refused_are_not_offered(parameters, build, refused):
+    with pytest.raises(UnknownNameError, match="Names: ") as caught:
+        build(parameters)
+    assert refused not in str(caught.value)
+
+
+def test_a_model_trains_with_instances(build, batch):
+    model = build()
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.5)
+    model.set_optimizer(optimizer)
+    model.set_lr_scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
+    model.forward_backward(inputs=batch(9))
+    assert model.clip_grad_and_step()
+    assert optimizer.param_groups[0]["lr"] == 0.25

@@ -59,8 +59,23 @@ def test_the_test_run_finds_a_leak_where_no_configuration_tells_of_one(build):
     assert "differs by" in str(_leak(build("qwen3_5")._runner))
 
 
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_leak_is_found_in_every_dtype(dtype, lora, build):
+    model = build("recurrent_gemma", dtype=dtype)  # its configuration does not tell
+    if lora:
+        model.add_adapter_to_model("one", {"r": 2, "target_modules": "all-linear"})
+    with pytest.raises(ModelError, match=r"would see each other: a test run differs by [0-9.]+ from .*\. Leave `packing` out"):
+        model.set_processor(packing=True)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_sliding", "qwen3_moe", "gemma2"])
-def test_full_attention_models_may_pack(name, build):
-    model = build(name, dtype="float32")
+def test_full_attention_models_may_pack(name, dtype, lora, build):
+    model = build(name, dtype=dtype)
+    if lora:
+        model.add_adapter_to_model("one", {"r": 2, "target_modules": ["q_proj"]})
+        model.ready("one")
     model.set_processor(packing=True)
     assert model.state().processor.packing

@@ -60,10 +60,9 @@ def test_every_distribution_is_built_by_hatchling_and_carries_the_licence(folder
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
+@pytest.mark.parametrize("folder", FOLDERS[1:], ids=IDS[1:])
 def test_a_plugin_module_holds_hooks_and_imports_the_core_only(folder):
-    if folder == ROOT:
-        return
+    """The core's own `plugin.py` is the exception: it registers every kind, so it is longer, and imports its own parts."""
     for target in project(folder)["project"]["entry-points"]["twinkle"].values():
         text = (folder / "src" / Path(*target.split("."))).with_suffix(".py").read_text(encoding="utf-8")
         assert len(text.splitlines()) <= 40

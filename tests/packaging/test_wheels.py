@@ -75,12 +75,14 @@ def environment(tmp_path: Path, requirements: Sequence[str]) -> Environment:
 def test_the_quickstart_runs_from_wheels_with_train_and_plot(wheels, tmp_path):
     there = environment(tmp_path, [wheel(wheels, "twinkle-core") + "[train,plot]", wheel(wheels, "twinkle-qwen")])
     shutil.copy(ROOT / "examples" / "quickstart.py", there.work)
-    run = there.twinkle("launch", "--log-dir", "logs", "--plot", "quickstart.py")
+    run = there.twinkle("launch", "--log-dir", "outputs/quickstart", "--plot", "quickstart.py")
     assert run.returncode == 0, run.stderr
     after = run.stdout.partition("after:")[2].splitlines()[0]
     assert "Twinkle" in after
-    assert (there.work / "logs" / "loss.png").read_bytes().startswith(b"\x89PNG")
-    losses = [json.loads(line)["loss"] for line in (there.work / "logs" / "metrics.jsonl").open()]
+    left = there.work / "outputs" / "quickstart"
+    assert (left / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (left / "model" / "model.safetensors").is_file()
+    losses = [json.loads(line)["loss"] for line in (left / "metrics.jsonl").open()]
     assert losses[-1] < losses[0] / 2
     assert there.twinkle("doctor").returncode == 0
 

@@ -248,11 +248,90 @@ def test_configure_runs_once_in_a_run_and_sees_launcher_and_mesh(sandbox):
     assert run.stdout == "local dp=1 LocalLauncher\n", run.stderr
 
 
-def test_a_hook_that_raises_names_its_plugin_and_how_to_turn_it_off(sandbox):
+def test_a_plugin_that_cannot_prepare_is_named_and_left_out(sandbox):
     sandbox.add("acme", "@hookimpl\ndef twinkle_configure(session):\n    1 / 0")
-    error = last_line(sandbox.python("-c", "from twinkle import initialize; initialize()").stderr)
-    assert "`twinkle_configure` of the plugin `acme` (acme 1.0) raised ZeroDivisionError: division by zero." in error
-    assert error.endswith("TWINKLE_DISABLE_PLUGINS=acme turns the plugin off.")
+    sandbox.add("zeta", "@hookimpl\ndef twinkle_configure(session):\n    print('zeta')")
+    run = sandbox.python("-c", "from twinkle import initialize; initialize(); print('trained')")
+    assert run.stderr == (
+        "twinkle: `twinkle_configure` of the plugin `acme` (acme 1.0) raised ZeroDivisionError: division by zero. The run goes on "
+        "without the plugin; TWINKLE_DISABLE_PLUGINS=acme turns it off.\n")
+    assert (run.returncode, run.stdout) == (0, "zeta\ntrained\n")
+
+
+def test_a_plugin_that_could_not_prepare_gets_no_numbers(sandbox):
+    sandbox.add("acme", "@hookimpl\ndef twinkle_configure(session):\n    1 / 0\n"
+                        "@hookimpl\ndef twinkle_log_metrics(step, metrics):\n    print('called')")
+    run = sandbox.python("-c", REPORT)
+    assert (run.returncode, run.stdout) == (0, "")
+
+
+def test_what_a_plugin_says_against_the_run_in_twinkles_own_words_ends_it(sandbox):
+    sandbox.add("acme", "@hookimpl\ndef twinkle_configure(session):\n"
+                        "    from twinkle_core.errors import ArgumentError\n    raise ArgumentError('Say who you are.')")
+    run = sandbox.python("-c", "from twinkle import initialize; initialize()")
+    assert last_line(run.stderr) == "twinkle_core.errors.ArgumentError: Say who you are."
+
+
+REPORT = "from twinkle_core import session\nfor step in (1, 2):\n    session.current().report_metrics(step, {'loss': 0.5})"
+PRINTS = "@hookimpl\ndef twinkle_log_metrics(step, metrics):\n    print(step, metrics)"
+
+
+@pytest.mark.parametrize("failure", [
+    "raise ConnectionError('no route')", "from twinkle_core.errors import HubError; raise HubError('no')"])
+def test_a_failing_tracker_is_reported_once_and_costs_neither_run_nor_the_other_trackers(sandbox, failure):
+    sandbox.add("acme", f"@hookimpl\ndef twinkle_log_metrics(step, metrics):\n    metrics.clear(); {failure}")
+    sandbox.add("zeta", PRINTS)
+    run = sandbox.python("-c", REPORT)
+    assert (run.returncode, run.stdout) == (0, "1 {'loss': 0.5}\n2 {'loss': 0.5}\n")
+    [line] = run.stderr.splitlines()
+    assert line.startswith("twinkle: `twinkle_log_metrics` of the plugin `acme` (acme 1.0) raised ")
+    assert line.endswith("The run goes on without the plugin; TWINKLE_DISABLE_PLUGINS=acme turns it off.")
+
+
+def test_the_cores_own_failure_to_log_ends_the_run_after_all_trackers_were_called(sandbox):
+    sandbox.add("zeta", PRINTS)
+    run = sandbox.python("-c", "from twinkle_core import session\nsession.start(options={'log_dir': 'logs'})\n"
+                               "trackers = session.current().state['trackers']\ntrackers._file.close()\n"
+                               "trackers._file = open('/dev/full', 'w')\n"
+                               "session.current().report_metrics(1, {'loss': 0.5})")
+    assert run.returncode == 1
+    assert run.stdout == "1 {'loss': 0.5}\n"
+    assert "ArgumentError: `log_dir='logs'` cannot be written to any more" in run.stderr
+
+
+def test_two_distributions_with_one_entry_point_are_told_apart_by_distribution(sandbox):
+    for name in ("zeta-loss", "acme-loss"):
+        sandbox.add(name, registers("losses", OurLoss="some_losses:OurLoss"), entry="ours")
+    assert "TWINKLE_DISABLE_PLUGINS=zeta-loss." in last_line(sandbox.python("-c", RESOLVE, "losses", "OurLoss").stderr)
+    for key in ("zeta-loss", "zeta-loss:ours"):
+        sandbox.environ["TWINKLE_DISABLE_PLUGINS"] = key
+        assert status(sandbox) == {"acme-loss": "working", "zeta-loss": "disabled"}
+    sandbox.environ["TWINKLE_DISABLE_PLUGINS"] = "ours"
+    assert status(sandbox) == {"acme-loss": "disabled", "zeta-loss": "disabled"}
+
+
+def status(sandbox):
+    plugins = json.loads(sandbox.twinkle("plugins", "--json").stdout)["plugins"]
+    return {plugin["distribution"]: plugin["status"] for plugin in plugins if plugin["name"] == "ours"}
+
+
+def test_the_order_of_calls_is_that_of_the_names_whatever_the_path(sandbox):
+    sandbox.add("acme", "@hookimpl\ndef twinkle_configure(session):\n    print('acme')", entry="ours")
+    first = sandbox.site
+    sandbox.site = first.with_name("second")
+    sandbox.site.mkdir()
+    sandbox.add("zeta", "@hookimpl\ndef twinkle_configure(session):\n    print('zeta')", entry="ours")
+    for path in (f"{first}:{sandbox.site}", f"{sandbox.site}:{first}"):
+        sandbox.environ["PYTHONPATH"] = path
+        assert sandbox.python("-c", "import twinkle; twinkle.initialize()").stdout == "acme\nzeta\n"
+
+
+def test_a_plugin_whose_entry_point_is_called_core_is_not_the_core(sandbox):
+    sandbox.add("acme-loss", registers("losses", AcmeLoss="acme_losses:AcmeLoss"), entry="core",
+                acme_losses=LOSS.format(name="AcmeLoss"))
+    sandbox.environ["TWINKLE_DISABLE_PLUGINS"] = "acme-loss"
+    error = last_line(sandbox.python("-c", RESOLVE, "losses", "AcmeLoss").stderr)
+    assert error.endswith("Installed: `CrossEntropyLoss`. Disabled by TWINKLE_DISABLE_PLUGINS, and may bring it: `core`.")
 
 
 def test_trackers_get_the_numbers_of_every_step(sandbox):

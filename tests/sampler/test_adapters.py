@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from twinkle_core.data_format import SamplingParams
 from twinkle_core.errors import ArgumentError, SamplerError
+from twinkle_core.model.transformers_model import TransformersModel
 from twinkle_core.sampler import adapters
 from twinkle_core.sampler.torch_sampler import TorchSampler
 
@@ -146,7 +147,7 @@ def test_a_full_parameter_checkpoint_of_the_same_model_is_sampled_from(qwen3: st
 
 
 def test_a_full_parameter_checkpoint_of_another_model_is_refused_by_its_tensors(sampler: TorchSampler, qwen3_5: str) -> None:
-    with pytest.raises(SamplerError, match=r"is another model than .*it has \d+ tensors .* that the model does not have"):
+    with pytest.raises(SamplerError, match=r"cannot be used with .*do not fit this model: `.*` is missing; .* more\."):
         score(sampler, adapter_uri=qwen3_5)
 
 
@@ -164,17 +165,18 @@ def edit_config(folder: Path, **changes: Any) -> None:
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no weights": (lambda f: (f / WEIGHTS).unlink(), f"{WEIGHTS} is missing"),
-    "truncated weights": (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-9]), f"{WEIGHTS} cannot be read"),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), f"{WEIGHTS}` is missing"),
+    "truncated weights": (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-9]), f"{WEIGHTS}` cannot be read"),
     "damaged config": (lambda f: (f / "adapter_config.json").write_text("{"), r"adapter_config\.json cannot be read"),
     "another kind": (lambda f: edit_config(f, peft_type="IA3"), "takes LoRA adapters"),
     "no such targets": (lambda f: edit_config(f, target_modules=["w_pack"]), "does not fit .*w_pack"),
     "more targets in the config": (lambda f: edit_config(f, target_modules=["q_proj", "k_proj"]),
-                                   r"it lacks 4 tensors \(`model\.layers\.0\.self_attn\.k_proj\.lora_A\.weight`.* the model needs"),
-    "another rank": (lambda f: edit_config(f, r=2), r"q_proj\.lora_A\.weight` has shape \(4, 32\) where the model needs \(2, 32\)"),
+                                   r"`.*layers\.0\.self_attn\.k_proj\.lora_A\.weight` is missing.*and 1 more"),
+    "another rank": (lambda f: edit_config(f, r=2), r"q_proj\.lora_A\.weight` has shape \(4, 32\), here \(2, 32\)"),
     "a layer too many": (lambda f: edit_weights(f, lambda w: w.update({Q0.replace(".0.", ".9."): w[Q0] + 0})),
-                         r"it has 1 tensors \(`model\.layers\.9\.self_attn\.q_proj\.lora_A\.weight`\) that the model does not"),
-    "a layer too few": (lambda f: edit_weights(f, lambda w: w.pop(Q0)), r"it lacks 1 tensors \(`model\.layers\.0.*the model needs"),
+                         r"layers\.9\.self_attn\.q_proj\.lora_A\.weight` is unknown here"),
+    "a layer too few": (lambda f: edit_weights(f, lambda w: w.pop(Q0)),
+                        r"model: `.*layers\.0\.self_attn\.q_proj\.lora_A\.weight` is missing\."),
     "NaN": (lambda f: edit_weights(f, lambda w: w[Q0].fill_(float("nan"))), "weights are not finite"),
     "no config at all": (lambda f: (f / "adapter_config.json").unlink(), "neither `adapter_config.json` .* nor `config.json`"),
 }
@@ -201,6 +203,23 @@ def test_an_adapter_that_cannot_be_used_says_why_and_nothing_is_sampled(
         score(sampler, adapter_uri=str(folder))
     with pytest.raises(SamplerError, match=match):
         sampler.add_adapter_to_sampler("mine", str(folder))
+
+
+def test_an_adapter_of_a_model_of_the_same_sizes_with_other_weights_is_refused(
+    qwen3: str, sampler: TorchSampler, tmp_path: Path,
+) -> None:
+    model = TransformersModel(qwen3, device="cpu")
+    model.add_adapter_to_model("mine", {"r": 2, "target_modules": ["q_proj"]})
+    same = model.save("same", str(tmp_path))
+    score(sampler, adapter_uri=same)
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if "lora_" not in name:
+                parameter.mul_(1.1)
+    other = model.save("other", str(tmp_path))
+    with pytest.raises(SamplerError, match=r"other` cannot be used with .*: it is an adapter of .*, whose weights are others, "
+                                           r"though the sizes are the same\. Sample with the model that it was trained on"):
+        score(sampler, adapter_uri=other)
 
 
 def test_loading_an_adapter_does_not_move_the_callers_random_numbers(sampler: TorchSampler, sound: Path) -> None:

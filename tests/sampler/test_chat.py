@@ -107,7 +107,7 @@ def test_a_conversation_ends_with_ctrl_d_ctrl_c_or_exit(
     assert next(script, None) is None
 
 
-def test_ctrl_c_in_an_answer_ends_with_a_new_line(
+def test_ctrl_c_in_an_answer_ends_with_a_line_and_status_130(
     qwen3: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def show(text: str) -> None:
@@ -115,9 +115,11 @@ def test_ctrl_c_in_an_answer_ends_with_a_new_line(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(chat, "_show", show)
-    out = answer(capsys, qwen3, "-p", "Hi", *QUICK)
-    assert out.count("\n") == 1
-    assert out.endswith("\n")
+    assert main(["chat", qwen3, "-p", "Hi", *QUICK]) == 130
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 1
+    assert captured.out.endswith("\n")
+    assert captured.err.endswith("\nInterrupted.\n")
 
 
 def test_a_conversation_that_has_become_too_long_can_be_begun_anew(
@@ -159,8 +161,8 @@ def test_the_template_is_that_of_the_models_family(model_type: str, template: st
     assert chat.template_of(AutoConfig.for_model(model_type)) == template
 
 
-def copy_lora(run: Path, folder: Path, base: str | None) -> Path:
-    shutil.copytree(run / "lora", folder)
+def copy_lora(run: Path, folder: Path, base: str | None, *, is_twinkles: bool = False) -> Path:
+    shutil.copytree(run / "lora", folder, ignore=None if is_twinkles else shutil.ignore_patterns("checkpoint.json"))
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": base}))
     return folder
@@ -168,6 +170,19 @@ def copy_lora(run: Path, folder: Path, base: str | None) -> Path:
 
 def test_a_base_model_without_a_scheme_is_found_in_a_hubs_cache(run: Path, tmp_path: Path, ms_cache: Path) -> None:
     folder = copy_lora(run, tmp_path / "lora", "Qwen/Qwen3.5-4B")
+    assert find_target(str(folder)).model_id == "ms://Qwen/Qwen3.5-4B"
+
+
+def test_a_checkpoint_of_twinkle_says_itself_which_model_it_was_trained_on(run: Path, tmp_path: Path, qwen3: str) -> None:
+    folder = copy_lora(run, tmp_path / "lora", "acme/Nothing-1B", is_twinkles=True)
+    assert find_target(str(folder)).model_id == qwen3
+
+
+def test_a_trained_on_folder_that_is_gone_leaves_it_to_the_adapters_config(run: Path, tmp_path: Path, ms_cache: Path) -> None:
+    folder = copy_lora(run, tmp_path / "lora", "Qwen/Qwen3.5-4B", is_twinkles=True)
+    path = folder / "checkpoint.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "identity": {**manifest["identity"], "model_id": str(tmp_path / "gone")}}))
     assert find_target(str(folder)).model_id == "ms://Qwen/Qwen3.5-4B"
 
 
@@ -202,3 +217,24 @@ def test_errors_are_one_line(tmp_path: Path, qwen3: str, capsys: pytest.CaptureF
     assert "temperature" in fail(capsys, qwen3, "-p", "Hi", "--temperature", "-1")
     assert "64 positions" in fail(capsys, qwen3, "-p", "long " * 80, *QUICK)
     assert "--base" in fail(capsys, qwen3, "--bse", "x")
+
+
+def test_control_characters_of_an_answer_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    chat._show("a\x1b[2Jb\r\x07\n\t\x9bc")
+    assert capsys.readouterr().out == "a\\x1b[2Jb\\r\\x07\n\t\\x9bc"
+
+
+def test_an_empty_answer_says_what_may_help(qwen3: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["chat", qwen3, "-p", "Who?", "--device", "cpu", "--max-tokens", "0"])
+    assert "The answer is empty. A model that was trained without reasoning may need --no-thinking." in capsys.readouterr().err
+
+
+def test_help_in_a_conversation_is_no_question(
+    qwen3: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = iter(["/help", "/exit"])
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("builtins.input", lambda prompt: next(script))
+    main(["chat", qwen3, *QUICK])
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("/help shows this")) == ("", 2)

@@ -255,6 +255,8 @@ def test_a_mesh_with_more_than_data_axes_is_refused(qwen3: str) -> None:
 def test_sizes_below_1_and_misspelt_keywords_are_refused(qwen3: str) -> None:
     with pytest.raises(ArgumentError, match="max_batch_size=0"):
         TorchSampler(qwen3, max_batch_size=0)
+    with pytest.raises(ArgumentError, match=r"`max_batch_size='4'`: use an integer >= 1"):
+        TorchSampler(qwen3, max_batch_size="4")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     with pytest.raises(ArgumentError, match="max_cached_adapters=0"):
         TorchSampler(qwen3, max_cached_adapters=0)
     with pytest.raises(UnknownArgumentError, match="Did you mean `max_batch_size`"):

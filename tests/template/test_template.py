@@ -232,7 +232,7 @@ def test_a_prompt_is_not_split(make):
     ({"max_length": 0}, "`max_length=0`: use an integer >= 1"),
     ({"max_length": True}, "`max_length=True`"),
     ({"enable_thinking": "yes"}, "`enable_thinking='yes'`: use True, False, or None"),
-    ({"chat_template": "no_such.jinja"}, "neither a jinja template .* nor a file"),
+    ({"chat_template": "no_such.jinja"}, "neither a jinja template .* nor a file.*Pass the text of a template, or the path"),
 ])
 def test_a_wrong_option_is_an_error(make, options, error):
     with pytest.raises(ArgumentError, match=error):
@@ -331,3 +331,17 @@ def test_renderings_a_shape_do_not_grow_with_rows_or_turns(make, monkeypatch):
 
     assert renderings(64, 1) == renderings(8, 1) == renderings(8, 50)
     assert renderings(64, 1) <= 12
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, OSError])
+def test_a_fault_that_no_template_raises_does_not_pass_for_a_refusal(make, monkeypatch, error):
+    template = make()
+
+    def fail(*args, **kwargs):
+        raise error("broken library")
+
+    monkeypatch.setattr(template.tokenizer, "apply_chat_template", fail)
+    with pytest.raises(error, match="broken library"):
+        _ = template.is_prefix_stable
+    with pytest.raises(error, match="broken library"):
+        template.encode(CHAT)

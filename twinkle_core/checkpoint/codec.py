@@ -30,7 +30,7 @@ def read_json(path: Path) -> Any:
     """Return what `write_json` wrote. Raises: `CheckpointError` naming the file."""
     try:
         return decode(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
         raise CheckpointError(f"`{path}` cannot be read: {error}. The checkpoint is damaged; use another one.") from error
 
 

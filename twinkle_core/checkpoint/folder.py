@@ -14,7 +14,6 @@ import secrets
 import shutil
 import socket
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 from twinkle_core.checkpoint.manifest import FILE_NAME, Manifest, check_sizes, describe_files, read_manifest
 from twinkle_core.checkpoint.naming import check_name, local_path, split_version, versioned
 from twinkle_core.errors import ArgumentError, CheckpointError, TwinkleError
+from twinkle_core.warning import warn
 
 _UNFINISHED = ".twinkle-unfinished-"
 _FOREIGN_STALE_S = 24 * 3600.0
@@ -79,7 +79,7 @@ class CheckpointWriter:
     def commit(self, manifest: Manifest, *, keep_last: int | None = None) -> Path:
         """Make the checkpoint appear under its name, or the next version of it, and return its folder.
 
-        `manifest.files` is filled here. `keep_last`: of this name, delete all but the last so many versions.
+        `manifest.files` is filled here. `keep_last`: of this name, kind and adapter, delete all but the last so many versions.
         """
         check_keep_last(keep_last)
         with self._translated():
@@ -89,7 +89,7 @@ class CheckpointWriter:
             with _locked(self._parent):
                 target = self._claim()
                 _sync(self._parent)
-                doomed = _hide_older(self._parent, self._name, keep_last, newest=target) if keep_last else []
+                doomed = _hide_older(self._parent, self._name, keep_last, described, newest=target) if keep_last else []
         for path in doomed:
             shutil.rmtree(path, ignore_errors=True)
         return target
@@ -143,18 +143,27 @@ def complete_checkpoints(folder: Path) -> list[tuple[Path, Manifest]]:
     Hidden folders and those without `checkpoint.json` are none. One whose files are missing or truncated is left out with a
     warning that names the file.
     """
+    found, damaged = survey(folder)
+    for error in damaged.values():
+        warn(f"Passed over a damaged checkpoint. {error}")
+    return found
+
+
+def survey(folder: Path) -> tuple[list[tuple[Path, Manifest]], dict[Path, CheckpointError]]:
+    """Return the complete checkpoints directly in `folder`, oldest first, and why each of the others cannot be used."""
     found: list[tuple[Path, Manifest]] = []
+    damaged: dict[Path, CheckpointError] = {}
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or not (path / FILE_NAME).is_file():
+        if path.name.startswith(".") or not is_checkpoint(path):
             continue
         try:
             manifest = read_manifest(path)
             check_sizes(path, manifest.files)
         except CheckpointError as error:
-            warnings.warn(f"Passed over a damaged checkpoint. {error}", stacklevel=2)
-            continue
-        found.append((path, manifest))
-    return sorted(found, key=lambda item: (item[1].step, item[1].saved_at))
+            damaged[path] = error
+        else:
+            found.append((path, manifest))
+    return sorted(found, key=lambda item: (item[1].step, item[1].saved_at)), damaged
 
 
 def newest_complete(folder: str | Path) -> Path | None:
@@ -188,9 +197,17 @@ def _is_abandoned(path: Path) -> bool:
         os.close(lock)
 
 
-def _hide_older(folder: Path, name: str, keep_last: int, *, newest: Path) -> list[Path]:
-    """Rename all but the last versions, so that they vanish from listings at once, and return where they are now."""
-    saved = [path for path in versions(folder, name).values() if is_checkpoint(path)]
+def _hide_older(folder: Path, name: str, keep_last: int, like: Manifest, *, newest: Path) -> list[Path]:
+    """Rename all but the last versions, so that they vanish from listings at once, and return where they are now.
+
+    Only versions of the same kind and adapter count. One whose manifest cannot be read, such as a newer Twinkle's, stays.
+    """
+    saved: list[Path] = []
+    for path in versions(folder, name).values():
+        with contextlib.suppress(CheckpointError):
+            manifest = read_manifest(path)
+            if (manifest.kind, manifest.adapter_name) == (like.kind, like.adapter_name):
+                saved.append(path)
     return [path.rename(_hidden(folder)) for path in saved[:-keep_last] if path != newest]
 
 

@@ -7,10 +7,11 @@ It is written last, so a folder without it is not a complete checkpoint. Sizes a
 import json
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from twinkle_core import __version__
 from twinkle_core.errors import CheckpointError
@@ -61,9 +62,9 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError as error:
         raise CheckpointError(f"`{folder}` has no `{FILE_NAME}`, so it is not a complete Twinkle checkpoint. Pass the folder that "
                               "`save` returned, or the folder that holds several of them.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"`{path}` cannot be read: {error}. The checkpoint is damaged; use another one.") from error
-    if not isinstance(values, dict) or not isinstance(values.get("format_version"), int):
+    if not isinstance(values, dict) or type(values.get("format_version")) is not int:
         raise CheckpointError(f"`{path}` is not a Twinkle checkpoint's. Use another folder.")
     if values["format_version"] > FORMAT_VERSION:
         raise CheckpointError(f"`{folder}` was saved by Twinkle {values.get('twinkle_version')} in format "
@@ -71,9 +72,35 @@ def read_manifest(folder: Path) -> Manifest:
                               "Run: pip install --upgrade twinkle-core")
     known = {entry.name for entry in fields(Manifest)}
     try:
-        return Manifest(**{name: value for name, value in values.items() if name in known})
+        manifest = Manifest(**{name: value for name, value in values.items() if name in known})
     except TypeError as error:
         raise CheckpointError(f"`{path}` is incomplete: {error}. The checkpoint is damaged; use another one.") from error
+    if wrong := _first_wrong(manifest):
+        raise CheckpointError(f"`{path}` was changed: `{wrong}` is {str(getattr(manifest, wrong))[:80]!r}. The checkpoint is "
+                              "damaged; use another one.")
+    return manifest
+
+
+def _first_wrong(manifest: Manifest) -> str:
+    """Return the name of the first field that does not hold what `Manifest` says, or ""."""
+    samples = manifest.identity.get("base_samples", {}) if isinstance(manifest.identity, dict) else None
+    checks = {
+        "kind": manifest.kind in get_args(Kind),
+        "step": type(manifest.step) is int and manifest.step >= 0,
+        "adapter_name": isinstance(manifest.adapter_name, str),
+        "has_training_state": isinstance(manifest.has_training_state, bool),
+        "identity": isinstance(samples, dict) and all(_is_number(value) for value in samples.values())
+        and isinstance(manifest.identity.get("model", {}), dict),
+        "files": isinstance(manifest.files, dict) and all(
+            isinstance(entry, list) and len(entry) == 2 and all(type(number) is int for number in entry)
+            for entry in manifest.files.values()),
+        "saved_at": _is_number(manifest.saved_at),
+    }
+    return next((name for name, is_right in checks.items() if not is_right), "")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
 
 
 def describe_files(folder: Path) -> dict[str, list[int]]:
@@ -95,9 +122,10 @@ def check_sizes(folder: Path, files: Mapping[str, list[int]]) -> None:
     """Raise `CheckpointError` naming the first file that is missing or of another size than when it was saved."""
     for name, (size, _) in files.items():
         path = folder / name
-        if not path.is_file():
+        with _readable(path):
+            found = path.stat().st_size if path.is_file() else None
+        if found is None:
             raise CheckpointError(f"`{path}` is missing: the checkpoint is incomplete. Use another one, or restore the file.")
-        found = path.stat().st_size
         if found != size:
             raise CheckpointError(f"`{path}` has {found} bytes, {size} were saved: the file is truncated or was changed. Use "
                                   "another checkpoint, or restore the file.")
@@ -108,7 +136,18 @@ def verify(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     check_sizes(folder, manifest.files)
     for name, (_, saved) in manifest.files.items():
-        if checksum(folder / name) != saved:
+        with _readable(folder / name):
+            found = checksum(folder / name)
+        if found != saved:
             raise CheckpointError(f"`{folder / name}` does not have the content that was saved: its checksum differs. Use another "
                                   "checkpoint, or restore the file.")
     return manifest
+
+
+@contextmanager
+def _readable(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"`{path}` cannot be read: {error}. Give yourself permission to read it, or use another "
+                              "checkpoint.") from error

@@ -64,7 +64,10 @@ def local_path(path: object) -> Path:
     if not text.strip() or "\0" in text:
         raise ArgumentError(f"{text!r} is not the path of a checkpoint. Pass what `save` returned.")
     if not separator:
-        return Path(text).expanduser()
+        try:
+            return Path(text).expanduser()
+        except RuntimeError as error:
+            raise ArgumentError(f"{text!r} is not the path of a checkpoint: {error} Write the folder out.") from error
     if scheme == "file":
         return Path(rest)
     if scheme == "twinkle":

@@ -4,6 +4,7 @@ A command's module is imported when the command runs; its line in `twinkle --hel
 do is left to their modules.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -17,6 +18,9 @@ from twinkle_core import plugins, settings
 from twinkle_core.cli.commands import Help, load_command, summary
 from twinkle_core.cli.report import print_error
 from twinkle_core.errors import ArgumentError, TwinkleError, UsageError
+
+_LOST_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
+"""What writing to standard output fails with, without a file's name: a full disk, a terminal or reader that is gone."""
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -32,15 +36,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(error)
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
+        if sys.stdout is not None:
+            sys.stdout.flush()  # a full disk is an error here, and not a traceback at exit
     except KeyboardInterrupt:
         status = _INTERRUPTED
     except (TwinkleError, typer.TyperException, typer.Abort) as error:
         if settings.debug():
             traceback.print_exc()
         return _failed(error)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _LOST_OUTPUT:
+            raise
+        _drop_output()
+        return 1 if error.errno == errno.EPIPE else _failed(error)  # who closes a pipe has read what they wanted
     if status == _INTERRUPTED:
         print("\nInterrupted.", file=sys.stderr)
     return status
+
+
+def _drop_output() -> None:
+    """Send what standard output still holds nowhere, or exit would fail on it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(error: Exception) -> int:
@@ -89,4 +105,4 @@ def _root_options(
 ) -> None:
     """Train large language models: your own loop, on one device, under torchrun, on a cluster."""
     if debug:
-        os.environ[settings.DEBUG] = "1"  # so that processes which are started know it too
+        settings.update_environ({settings.DEBUG: "1"})  # so that processes which are started know it too

@@ -8,6 +8,7 @@ import contextlib
 import json
 import secrets
 import sys
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twinkle_core import registry
-from twinkle_core.errors import ArgumentError, MissingExtraError, SamplerError, TemplateError
+from twinkle_core.errors import ArgumentError, MissingExtraError, SamplerError, TemplateError, UsageError
 
 if TYPE_CHECKING:
     from twinkle_core.hub import Location
     from twinkle_core.sampler.torch_sampler import TorchSampler
     from twinkle_core.template.template import Template
 
-_COMMANDS = "/new begins a new conversation, /exit or Ctrl-D ends"
+_COMMANDS = "/new begins a new conversation, /help shows this, /exit or Ctrl-D ends"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def chat(
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty,
         seed=secrets.randbits(31) if seed is None else seed)
+    if prompt is None and sys.stdin is None:
+        raise UsageError("There is nothing to answer: standard input is closed. Say something with `--prompt`.")
     found = find_target(target, base=base)
     _quieten()
     sampler: TorchSampler = registry.resolve("samplers", "TorchSampler")(
@@ -67,17 +70,20 @@ def chat(
         found.model_id, default_system=system, enable_thinking=thinking, trust_remote_code=trust_remote_code)
     sampler.set_template(made)
     talk = Conversation(sampler, made, params, found.adapter_uri)
-    with contextlib.suppress(KeyboardInterrupt):
+    is_asking = prompt is None and sys.stdin.isatty()
+    try:
         if prompt is not None:
             talk.say(prompt)
-        elif sys.stdin.isatty():
+        elif is_asking:
             _ask(talk)
         else:
             for line in sys.stdin:
                 if line.strip():
                     talk.say(line.strip())
-        return
-    print()
+    except KeyboardInterrupt:
+        print()
+        if not is_asking:  # where a conversation ends by Ctrl-C, an answer that somebody waits for is broken off
+            raise
 
 
 class Conversation:
@@ -93,6 +99,8 @@ class Conversation:
         response = self._sampler.stream({"messages": messages}, self._params, on_text=_show, adapter_uri=self._adapter_uri)
         print()
         sequence = response.sequences[0]
+        if not sequence.decoded.strip():
+            print("(The answer is empty. A model that was trained without reasoning may need --no-thinking.)", file=sys.stderr)
         if sequence.stop_reason == "length":
             print(f"(The answer was cut after {len(sequence.tokens)} tokens; see --max-tokens.)", file=sys.stderr)
         self.messages = [*messages, self._template.parse(sequence.tokens)]
@@ -105,11 +113,12 @@ def find_target(target: str, *, base: str | None = None) -> Target:
     """
     from twinkle_core.checkpoint.folder import newest_complete
     from twinkle_core.hub import parse_uri, resolve_model
+    from twinkle_core.hub.local import expand_home
 
     location = parse_uri(target)
-    folder = Path(location.repo_id).expanduser() if location.scheme == "file" else resolve_model(target)
+    folder = expand_home(location.repo_id) if location.scheme == "file" else resolve_model(target)
     if (folder / "adapter_config.json").is_file():
-        return Target(base or _base_of(folder / "adapter_config.json"), str(folder))
+        return Target(base or _trained_on(folder) or _base_of(folder / "adapter_config.json"), str(folder))
     if base is not None:
         raise ArgumentError(f"`--base {base}` is for a LoRA, but `{target}` has no `adapter_config.json`. Leave it out.")
     if (folder / "config.json").is_file() or not folder.is_dir():
@@ -128,6 +137,20 @@ def template_of(config: Any) -> str:
     types = [config.model_type, config.get_text_config().model_type]
     found = next((model_type for model_type in types if model_type in families), None)
     return registry.resolve("model_families", found).template if found is not None else "Template"
+
+
+def _trained_on(folder: Path) -> str | None:
+    """Return the model that a Twinkle checkpoint was trained on, as the script named it; None of another LoRA, or if it is gone."""
+    from twinkle_core.checkpoint.folder import is_checkpoint
+    from twinkle_core.checkpoint.manifest import read_manifest
+    from twinkle_core.hub import parse_uri
+    from twinkle_core.hub.local import exists, expand_home
+
+    name = read_manifest(folder).identity.get("model_id") if is_checkpoint(folder) else None
+    if not isinstance(name, str):
+        return None
+    location = parse_uri(name)
+    return name if location.scheme != "file" or exists(expand_home(location.repo_id)) else None
 
 
 def _base_of(path: Path) -> str:
@@ -164,6 +187,8 @@ def _ask(talk: Conversation) -> None:
     for line in _lines():
         if line == "/new":
             talk.messages = []
+        elif line == "/help":
+            print(f"({_COMMANDS})", file=sys.stderr)
         else:
             try:
                 talk.say(line)
@@ -185,7 +210,13 @@ def _lines() -> Iterator[str]:
 
 
 def _show(text: str) -> None:
-    print(text, end="", flush=True)
+    """Print a piece of an answer. Control characters, with which a model could move the cursor, become their escapes."""
+    print("".join(_visible(character) for character in text), end="", flush=True)
+
+
+def _visible(character: str) -> str:
+    is_control = unicodedata.category(character) == "Cc" and character not in "\n\t"
+    return repr(character)[1:-1] if is_control else character
 
 
 def _quieten() -> None:

@@ -31,7 +31,7 @@ def load_command(command: plugins.Command) -> Any:
     if others:
         both = " and ".join(f"`{plugin.distribution}`" for plugin in command.plugins)
         raise DuplicateNameError(f"The command `twinkle {command.name}` is added by {both}. Uninstall one of them, or block one by "
-                                 f"TWINKLE_DISABLE_PLUGINS={others[-1].name}.")
+                                 f"TWINKLE_DISABLE_PLUGINS={plugins.load().blocking_key(others[-1])}.")
     whose = f"The command `twinkle {command.name}` of `{plugin.distribution}` {plugin.version}"
     try:
         value = registry.import_target(command.target)

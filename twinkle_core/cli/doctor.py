@@ -142,9 +142,10 @@ def _libraries() -> Iterator[Finding]:
             continue
         try:
             importlib.import_module(module)
-        except Exception as error:  # the boundary to foreign code: a broken build is what is looked for
+        except Exception as error:  # noqa: BLE001  the boundary to foreign code: a broken build is what is looked for
             yield Finding(name, f"{version} is installed, but importing it raised {type(error).__name__}: {error}", "wrong",
-                          f"Run: pip install --force-reinstall {name}=={version}")
+                          f"Run: pip install --force-reinstall {name}=={version}" if _has_docstrings() else
+                          "Run Python without -OO (PYTHONOPTIMIZE=2), which takes away docstrings that it reads.")
             continue
         wanted = _wanted_versions(name)
         if wanted and not _fits(version, wanted):
@@ -156,6 +157,10 @@ def _libraries() -> Iterator[Finding]:
             yield Finding(name, metadata.version(name))
         except metadata.PackageNotFoundError:
             yield Finding(name, "not installed (optional)", "note", f"Run: pip install 'twinkle-core[{extra}]'")
+
+
+def _has_docstrings() -> bool:
+    return sys.flags.optimize < 2
 
 
 def _wanted_versions(name: str) -> str:
@@ -185,7 +190,7 @@ def _devices() -> Iterator[Finding]:
                 yield Finding(name, "none")
         except MissingExtraError as error:
             yield Finding(name, "cannot be looked at", "note", str(error))
-        except Exception as error:  # the boundary to foreign code: drivers fail in their own ways
+        except Exception as error:  # noqa: BLE001  the boundary to foreign code: drivers fail in their own ways
             yield Finding(name, f"{type(error).__name__}: {error}", "wrong" if name == "cpu" else "note")
 
 
@@ -195,7 +200,7 @@ def _hubs() -> Iterator[Finding]:
             yield Finding(f"{name}://", registry.resolve("hubs", name)().describe())
         except MissingExtraError as error:
             yield Finding(f"{name}://", "cannot be used", "note", str(error))
-        except Exception as error:  # the boundary to foreign code, as above
+        except Exception as error:  # noqa: BLE001  the boundary to foreign code, as above
             yield Finding(f"{name}://", f"{type(error).__name__}: {error}", "note")
 
 

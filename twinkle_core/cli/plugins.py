@@ -13,6 +13,9 @@ from twinkle_core import registry
 from twinkle_core.cli.commands import Help
 from twinkle_core.cli.new_plugin import new
 
+_LEAST_WIDTH = 60
+"""Columns below which the table would show dots only; a narrower terminal wraps its lines."""
+
 plugins = typer.Typer(add_completion=False, rich_markup_mode="rich")
 plugins.command("new")(new)
 
@@ -80,6 +83,7 @@ def _print_table(found: list[installed.Plugin], conflicts: list[dict[str, Any]])
             table.add_row(Text(first[0], "bold"), Text(first[1]), Text(what, style or "dim"), Text(text, style))
             first = ("", "")
     console = Console()
+    console.width = max(console.width, _LEAST_WIDTH)
     console.print(table)
     for conflict in conflicts:
         both = " and ".join(conflict["distributions"])

@@ -52,7 +52,7 @@ def read_state(checkpoint: Path, loader: "DataLoader") -> dict[str, Any]:
         what = "holds no data position" if checkpoint.is_dir() else "is not a folder"
         raise CheckpointError(f"`{checkpoint}` {what} (`{STATE_FILE}`). Save with `with_optimizer=True`, and pass the path that "
                               "`save` or `model.resume_from_checkpoint` returned.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"`{path}` cannot be read: {error}. The checkpoint is damaged; resume from another one.") from error
     if not isinstance(states, list):
         raise CheckpointError(f"`{path}` holds a {type(states).__name__}, not a list of positions. The checkpoint is damaged.")
@@ -82,11 +82,13 @@ def check_state(state: Any, *, where: str) -> None:
         raise CheckpointError(f"{where} holds a {type(state).__name__} where the state of a data loader belongs. Pass what "
                               "`get_state` returned.")
     for name, kind in _FIELDS.items():
-        if not isinstance(state.get(name), kind):
+        if not isinstance(state.get(name), kind) or isinstance(state[name], bool):
             raise CheckpointError(f"{where}: the state of a data loader has `{name}` of type {kind.__name__}, this one has "
                                   f"{state.get(name)!r}. Pass what `get_state` returned.")
-    if state["epoch"] < 0 or not 0 <= state["rows"] <= state["fingerprint"].get("rows", 0):
-        raise CheckpointError(f"{where}: epoch {state['epoch']}, row {state['rows']} lies outside {show(state['fingerprint'])}.")
+    rows = state["fingerprint"].get("rows", 0)
+    if state["epoch"] < 0 or type(rows) is not int or not 0 <= state["rows"] <= rows:
+        raise CheckpointError(f"{where}: epoch {state['epoch']}, row {state['rows']} lies outside {show(state['fingerprint'])}. "
+                              "The state is damaged; use another checkpoint.")
 
 
 def show(fingerprint: Mapping[str, Any]) -> str:

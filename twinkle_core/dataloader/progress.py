@@ -93,13 +93,16 @@ class _Bar:
 
         self._bar = RichProgress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(elapsed_when_finished=True), console=Console(stderr=True),
+            TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.fields[clock]}"), console=Console(stderr=True),
             redirect_stdout=sys.stdout.isatty())  # a redirected stdout stays the user's
-        self._task = self._bar.add_task(name, total=total, completed=done, numbers="")
+        self._task = self._bar.add_task(name, total=total, completed=done, numbers="", clock="left")
+        self._total, self._done = total, done
         self._bar.start()
 
     def advance(self) -> None:
-        self._bar.update(self._task, advance=1, numbers=describe(session.current().latest_metrics))
+        self._done += 1
+        clock = "took" if self._done >= self._total else "left"
+        self._bar.update(self._task, advance=1, numbers=describe(session.current().latest_metrics), clock=clock)
 
     def close(self) -> None:
         self._bar.stop()

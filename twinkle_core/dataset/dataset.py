@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinkle_core import session
+from twinkle_core import registry, session
 from twinkle_core.dataset import table as tables
-from twinkle_core.dataset.arguments import resolve_preprocessor, resolve_template
 from twinkle_core.dataset.bad_rows import OnBadRow, Place, Tally, check_policy, each_row, say
 from twinkle_core.dataset.encoding import Encoder
 from twinkle_core.dataset.layouts import Layout, find_layout
@@ -26,6 +25,7 @@ from twinkle_core.dataset.pool import over_batches
 from twinkle_core.dataset.saving import save
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, DataError, ModeError
 from twinkle_core.mesh import DeviceMesh
+from twinkle_core.preprocessor.builtin import FunctionPreprocessor
 from twinkle_core.remote import RemoteComponent, remote_function
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Dataset(RemoteComponent):
     @remote_function()
     def set_template(self, template: Any, **options: Any) -> None:
         """Set the template that `encode` uses: a class, an instance or a registered name; `options` go to its constructor."""
-        self._template = resolve_template(template, options)
+        self._template = registry.resolve_argument("templates", template, argument="set_template", options=options)
 
     @remote_function()
     def add_dataset(self, dataset_meta: DatasetMeta | str | os.PathLike[str]) -> None:
@@ -98,7 +98,9 @@ class Dataset(RemoteComponent):
         """
         check_policy(on_bad_row, where="map")
         self._check_not_encoded("map")
-        function = resolve_preprocessor(preprocessor, options, own=("dataset_meta", "num_proc", "on_bad_row"))
+        function = registry.resolve_argument(
+            "preprocessors", preprocessor, argument="map", options=options, function=FunctionPreprocessor,
+            own=("dataset_meta", "num_proc", "on_bad_row"))
         name = getattr(function, "name", type(function).__name__)
         chosen = self._chosen("map", dataset_meta)
         self._transform(_Mapper(function, name, on_bad_row), chosen, num_proc=num_proc, what=f"map({name})")
@@ -111,17 +113,17 @@ class Dataset(RemoteComponent):
         """
         if not callable(function):
             raise ArgumentTypeError(f"`filter` got a {type(function).__name__}. Pass a function from a row to a truth value.")
-        first_row = 0
-        for index in range(len(self._parts)):
-            part = self._parts[index]
-            if index in self._chosen("filter", dataset_meta):
+        chosen, parts, first_row = self._chosen("filter", dataset_meta), list(self._parts), 0
+        for index, part in enumerate(self._parts):
+            if index in chosen:
                 kept: list[int] = []
                 for rows, origins, start in _batches(part):
                     place = Place(first_row + start, origins)
                     verdicts, _ = each_row(rows, function, place, Tally(), on_bad_row="raise", doing="`filter`")
                     kept += [start + position for position, is_kept in enumerate(verdicts) if is_kept]
-                self._parts[index] = tables.select(part, kept)
+                parts[index] = tables.select(part, kept)
             first_row += len(part)
+        self._parts = parts
 
     @remote_function()
     def encode(
@@ -141,7 +143,8 @@ class Dataset(RemoteComponent):
         check_policy(on_bad_row, where="encode")
         self._check_not_encoded("encode")
         if self._template is None:
-            raise ModeError("`encode` needs a template. Call `dataset.set_template(\"Qwen3_5Template\", model_id=...)` first.")
+            raise ModeError("`encode` needs a template. Call `dataset.set_template(\"Template\", model_id=...)` first, or name the "
+                            "template of the model's family.")
         layouts = self._recognise("encode")
         if len({layout.name == "chosen/rejected" for layout in layouts}) > 1 and not add_generation_prompt:
             raise DataError("Some of the rows are preference pairs (chosen/rejected) and some are not. Put them into two datasets.")
@@ -260,7 +263,8 @@ class Dataset(RemoteComponent):
                 columns = tables.visible_columns(part)
                 used = ", ".join(name for name in columns if name in layout.columns)
                 unused = ", ".join(name for name in columns if name not in layout.columns)
-                say(f"rows are read as the layout {layout.name} (columns {used}{f'; left out: {unused}' if unused else ''})")
+                if unused or layout.name != "messages":  # where nothing is guessed, nothing is said
+                    say(f"rows are read as the layout {layout.name} (columns {used}{f'; left out: {unused}' if unused else ''})")
         return layouts
 
     def _chosen(self, where: str, meta: DatasetMeta | None) -> Sequence[int]:

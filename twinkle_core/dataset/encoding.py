@@ -4,8 +4,8 @@ The template does the work (`batch_encode`); this module adds as little as it ca
 `input_ids` and `labels`, or for preference rows `chosen` and `rejected`, structs of the two; and `user_data` where rows have any.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from twinkle_core.data_format import IGNORE_INDEX, Trajectory
 from twinkle_core.dataset import table as tables
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from twinkle_core.template.template import Template
 
+R = TypeVar("R")
 SIDES = ("chosen", "rejected")
 Features = list[list[dict[str, Any]]]
 """For each row its features: none if truncation dropped it, several if it was split."""
@@ -51,7 +52,7 @@ class Encoder:
 
     def _features(self, examples: list[Example], positions: "_Positions", tally: Tally) -> "pa.Table":
         columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "user_data": []}
-        for example, features in zip(examples, self._encode(examples, positions, tally), strict=True):
+        for example, features in zip(examples, self._encode(examples, positions, tally, self._call), strict=True):
             if features is None:
                 continue
             tally.dropped += not features
@@ -63,11 +64,12 @@ class Encoder:
                       columns["user_data"])
 
     def _pairs(self, examples: list[Any], positions: "_Positions", tally: Tally) -> "pa.Table":
-        both = [self._encode([example[side] for example in examples], positions, tally) for side in SIDES]
         kept: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
-        for index, (example, chosen, rejected) in enumerate(zip(examples, *both, strict=True)):
-            if chosen is None or rejected is None:
+        pairs = self._encode(examples, positions, tally, self._call_pairs)
+        for index, (example, pair) in enumerate(zip(examples, pairs, strict=True)):
+            if pair is None:
                 continue
+            chosen, rejected = pair
             if len(chosen) > 1 or len(rejected) > 1:
                 raise DataError(f"In {positions.of(index)} truncation split an answer of a preference row, whose two answers "
                                 "belong together. Use another `truncation_strategy` than \"split\".")
@@ -78,26 +80,32 @@ class Encoder:
         columns = {side: _struct([row[number] for row in kept]) for number, side in enumerate(SIDES, start=1)}
         return _table(columns, [row[0] for row in kept])
 
-    def _encode(self, examples: Sequence[Any], positions: "_Positions", tally: Tally) -> Sequence[list[dict[str, Any]] | None]:
-        """Features of each example; None for a bad row that was skipped."""
+    def _encode(
+        self, examples: Sequence[Any], positions: "_Positions", tally: Tally, call: Callable[[Sequence[Any]], Sequence[R]],
+    ) -> Sequence[R | None]:
+        """What `call` makes of each example; None for a bad row that was skipped."""
         if not examples:
             return []
         try:
-            return self._call(examples)
+            return call(examples)
         except DataError as error:
             row = getattr(error, "row", None)
             if self.on_bad_row == "raise":
                 if row is None:
                     raise
                 raise positions.error(row, error) from error
-        results: list[list[dict[str, Any]] | None] = []
+        results: list[R | None] = []
         for index, example in enumerate(examples):  # one at a time, to find every bad row
             try:
-                results.append(self._call([example])[0])
+                results.append(call([example])[0])
             except DataError as error:
                 tally.skip(str(error.args[0]), positions.of(index))
                 results.append(None)
         return results
+
+    def _call_pairs(self, examples: Sequence[Any]) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+        chosen, rejected = (self._call([example[side] for example in examples]) for side in SIDES)
+        return list(zip(chosen, rejected, strict=True))
 
     def _call(self, examples: Sequence[Any]) -> Features:
         if self.layout.name == "text":

@@ -125,7 +125,9 @@ def _configs(folder: Path) -> list[dict[str, Any]]:
     except yaml.YAMLError:
         return []  # rule 2 then finds the files by their names
     configs = header.get("configs") if isinstance(header, dict) else None
-    return [config for config in configs or () if isinstance(config, dict) and config.get("data_files")]
+    if not isinstance(configs, list):
+        return []
+    return [config for config in configs if isinstance(config, dict) and config.get("data_files")]
 
 
 def _from_configs(folder: Path, configs: Sequence[dict[str, Any]], subset: str | None, split: str | None) -> list[Path]:
@@ -141,7 +143,11 @@ def _from_configs(folder: Path, configs: Sequence[dict[str, Any]], subset: str |
         isinstance(files, list) and all(isinstance(entry, dict) for entry in files)) else files
     by_split: dict[str, list[Path]] = {}
     for entry in entries:
-        patterns = [entry["path"]] if isinstance(entry["path"], str) else list(entry["path"])
+        path = entry.get("path")
+        patterns = [path] if isinstance(path, str) else path
+        if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise DataError(f"README.md in `{folder}` lists the file {path!r} for subset `{chosen}`. Use a path or a list of "
+                            "paths.")
         by_split[str(entry.get("split", DEFAULT_SPLIT))] = _matching(folder, patterns)
     found = _choose_split(by_split, split, folder)
     if not found:

@@ -78,8 +78,9 @@ def find_layout(columns: Sequence[str]) -> Layout:
         if all(name in columns for name in layout.required):
             return layout
     known = "; ".join(f"{layout.name} ({', '.join(layout.required)})" for layout in LAYOUTS)
+    ready = "`dataset.map(\"GSM8KProcessor\")` or " if {"question", "answer"} <= set(columns) else ""
     raise DataError(f"The columns {listing(columns)} are no layout that is known. Known: {known}. Turn the rows into `messages` "
-                    "with `dataset.map(function)`.")
+                    f"with {ready}`dataset.map(function)`.")
 
 
 def _user_data(value: Any) -> dict[str, Any]:
@@ -104,9 +105,10 @@ def _messages(value: Any, column: str) -> list[Message]:
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = _from_json(value, column)
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise DataError(f"the column `{column}` holds a {type(value).__name__}, not a list of messages.")
+        raise DataError(f"the column `{column}` holds a {type(value).__name__}, not a list of messages. Write it as "
+                        "`[{\"role\": \"user\", \"content\": \"...\"}, ...]`.")
     if not value:
-        raise DataError(f"the column `{column}` holds no message.")
+        raise DataError(f"the column `{column}` holds no message. A conversation has at least one turn; remove the row.")
     return [turn if _is_plain(turn) else _message(turn, f"`{column}[{index}]`") for index, turn in enumerate(value)]
 
 
@@ -155,7 +157,7 @@ def _sharegpt_message(message: Mapping[str, Any], where: str) -> Message:
     if role is None:
         raise DataError(f"{where} is from {said!r}. Known: {listing(ROLES)}.")
     if value is None:
-        raise DataError(f"{where} has no `value`.")
+        raise DataError(f"{where} has no `value`. Give it the text of the turn.")
     if said == "function_call":
         function = _from_json(value, where) if isinstance(value, str) else value
         return cast(Message, {"role": role, "content": "", "tool_calls": [{"type": "function", "function": function}]})

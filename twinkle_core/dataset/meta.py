@@ -1,5 +1,6 @@
 """`DatasetMeta`: which rows a dataset is made of."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,8 +63,8 @@ class DatasetMeta:
             return range(length)[wanted]
         if isinstance(wanted, int):
             wanted = range(wanted)
-        outside = [index for index in wanted if not isinstance(index, int) or not -length <= index < length]
-        if outside or len(wanted) == 0:
+        outside = list(itertools.islice((index for index in wanted if type(index) is not int or not -length <= index < length), 1))
+        if outside or not wanted:
             what = f"row {outside[0]!r}" if outside else "no row at all"
             raise DataError(f"`data_slice={self.data_slice!r}` asks for {what}, but {self} has {length} rows. Use rows 0 to "
                             f"{length - 1}, or a slice, which takes at most what there is.")

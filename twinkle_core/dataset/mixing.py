@@ -9,6 +9,9 @@ from twinkle_core.errors import ArgumentError, DataError, listing
 if TYPE_CHECKING:
     import datasets
 
+_MOST_REPEATS = 1000
+"""Rows of a mixture for each row there is; more is a slip in the probabilities."""
+
 StoppingStrategy = Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"]
 
 
@@ -36,6 +39,8 @@ def mix(
     if not interleave:
         return tables.as_part(library.concatenate_datasets(aligned))
     weights = None if probabilities is None else [float(p) for p in probabilities]
+    if weights is not None and strategy == "all_exhausted":
+        _check_length(parts, weights)
     return tables.as_part(library.interleave_datasets(aligned, probabilities=weights, seed=seed, stopping_strategy=strategy))
 
 
@@ -49,9 +54,19 @@ def _check_probabilities(probabilities: Sequence[float], parts: int, interleave:
     if not interleave:
         raise ArgumentError("`probabilities` draw the part of each row, which `interleave=False` does not do. Leave one of them "
                             "out.")
-    if len(probabilities) != parts or min(probabilities) <= 0 or abs(sum(probabilities) - 1) > 1e-6:
+    are_positive = all(isinstance(p, int | float) and p > 0 for p in probabilities)  # NaN is not
+    if len(probabilities) != parts or not are_positive or abs(sum(probabilities) - 1) > 1e-6:
         raise ArgumentError(f"`probabilities={list(probabilities)}`: use {parts} numbers > 0, one for each dataset added, with the "
                             "sum 1. Do not add a dataset that is never drawn.")
+
+
+def _check_length(parts: Sequence["datasets.Dataset"], weights: Sequence[float]) -> None:
+    """Raise `ArgumentError` if drawing until every part is used up would repeat the others out of all proportion."""
+    expected, total = max(len(part) / weight for part, weight in zip(parts, weights, strict=True)), sum(map(len, parts))
+    if expected > _MOST_REPEATS * total:
+        raise ArgumentError(f"`probabilities={list(weights)}` with `stopping_strategy=\"all_exhausted\"` would draw about "
+                            f"{expected:.2g} rows from datasets of {total}, before the last is used up. Use larger probabilities "
+                            "for the small ones, or another strategy.")
 
 
 def _aligned(parts: Sequence["datasets.Dataset"]) -> list["datasets.Dataset"]:

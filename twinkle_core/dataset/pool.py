@@ -4,14 +4,14 @@ The processes are started for the call and end with it. Each gets the function a
 that is how the platform starts processes, else pickled.
 """
 
-import os
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from twinkle_core import settings
 from twinkle_core.dataset.table import CHUNK_ROWS, arrow_rows
 from twinkle_core.errors import ArgumentError, DataError
 
@@ -40,12 +40,19 @@ def over_batches(
             yield function(arrow_rows(part, slice(rows.start, rows.stop)), first_row + rows.start)
         return
     job = (part, function, first_row)
-    with _tokenizers_in_one_thread(), ProcessPoolExecutor(workers, initializer=_start, initargs=job) as pool:
+    with settings.tokenizers_in_one_thread(), ProcessPoolExecutor(workers, initializer=_start, initargs=job) as pool:
         try:
             yield from pool.map(_run, ranges)
         except BrokenProcessPool as error:
-            raise DataError(f"One of the {workers} processes (`num_proc`) died, most likely for lack of memory. Use a smaller "
-                            "`num_proc`, or none.") from error
+            raise DataError(f"One of the {workers} processes (`num_proc`) died, most likely for lack of memory: use a smaller "
+                            f"`num_proc`, or none.{_guard_advice()}") from error
+
+
+def _guard_advice() -> str:
+    if multiprocessing.get_start_method() == "fork":
+        return ""
+    return (" Here processes begin by importing the script: what it runs must stand under `if __name__ == \"__main__\":`, or each "
+            "of them runs it too, and dies.")
 
 
 def _start(part: Any, function: Any, first_row: int) -> None:
@@ -57,18 +64,3 @@ def _start(part: Any, function: Any, first_row: int) -> None:
 def _run(rows: range) -> Any:
     part, function, first_row = _job
     return function(arrow_rows(part, slice(rows.start, rows.stop)), first_row + rows.start)
-
-
-@contextmanager
-def _tokenizers_in_one_thread() -> Iterator[None]:
-    """Keep the `tokenizers` library from threads inside the processes: it would warn at the fork and fight for the cores."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before

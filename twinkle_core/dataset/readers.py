@@ -26,6 +26,8 @@ def read_file(path: Path, *, name: str | None = None) -> Iterator[Row]:
     Raises: `DataError` if the file is of an unknown type, empty, cannot be read, or holds something that is not a row.
     """
     name = name or str(path)
+    if path.exists() and not path.is_file():
+        raise DataError(f"`{name}` is not a file but a device, pipe or socket. Copy what it gives into a file.")
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"`{name}` is not a data file that can be read. Types: {listing(READERS)}.")
@@ -56,6 +58,8 @@ def _read_json(path: Path, name: str) -> Iterator[Row]:
     """An array of objects, or, under the same ending, JSON lines."""
     with path.open("rb") as file:
         start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
+        while not start and (more := file.read(4096)):
+            start = more.lstrip()
     if start.startswith(b"["):
         text = _decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), name)
         for number, row in enumerate(_parse(text, name)):
@@ -162,7 +166,8 @@ def _parse(text: str, where: str) -> Any:
     except (ValueError, RecursionError) as error:
         line = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) and error.lineno > 1 else ""
         shown = text.strip()[:80]
-        raise DataError(f"{where}{line} is not valid JSON: {error}. It begins: {shown!r}.") from error
+        raise DataError(f"{where}{line} is not valid JSON: {error}. It begins: {shown!r}. Correct it, or remove "
+                        "it from the file.") from error
 
 
 def _checked_row(row: Any, where: str) -> dict[str, Any]:

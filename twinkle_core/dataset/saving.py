@@ -20,6 +20,12 @@ def save(part: "datasets.Dataset", path: Path) -> str:
 
     Raises: `DataError` for an unknown ending, a folder that cannot be written to, or a CSV file of columns that are not text.
     """
+    try:
+        is_path = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_path = False
+    if not is_path:
+        raise DataError(f"`save_as({str(path)!r})`: a path cannot hold these characters. Use another name.")
     writer = WRITERS.get(path.suffix.lower())
     if writer is None:
         raise DataError(f"`save_as({str(path)!r})`: the ending says the type. Use one of {listing(WRITERS)}.")

@@ -111,7 +111,7 @@ def _explain(name: str, values: list[Any], origins: Sequence[str] | None, error:
             where = origins[index] if origins is not None else f"row {index}"
             return DataError(f"The column `{name}` of {where} cannot be stored: {reason}. Remove the column, or make it text, "
                              "numbers, lists and dicts.")
-    return DataError(f"The column `{name}` cannot be stored: {error}.")
+    return DataError(f"The column `{name}` cannot be stored: {error}. Give its values the same type in every row, or remove it.")
 
 
 def join(tables: Sequence["pa.Table"]) -> "pa.Table":

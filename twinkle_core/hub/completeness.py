@@ -78,7 +78,9 @@ def _missing_weights(folder: Path, names: list[str]) -> str:
     for index in (name for name in names if name.endswith(".safetensors.index.json") and "/" not in name):
         try:
             shards = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        except OSError as error:
+            return f"`{index}` cannot be read ({error})"
+        except (ValueError, KeyError, AttributeError, TypeError):
             return f"`{index}` is damaged"
         absent = sorted(shards - set(names))
         if absent:
@@ -90,7 +92,11 @@ def _missing_weights(folder: Path, names: list[str]) -> str:
         if absent:
             return f"`{absent[0]}` is not there"
     for name in weights:
-        if not _is_whole_safetensors(folder / name):
+        try:
+            is_whole = _is_whole_safetensors(folder / name)
+        except OSError as error:
+            return f"`{name}` cannot be read ({error})"
+        if not is_whole:
             return f"`{name}` is cut off"
     return "" if any(_matches(name, _WEIGHTS) for name in names) else "there are no weights (`*.safetensors`)"
 

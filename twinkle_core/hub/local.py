@@ -60,15 +60,34 @@ def exists(path: Path) -> bool:
         return False
 
 
+def near_path(path: Path) -> str:
+    """Return " Did you mean ...?" with what lies beside `path` and is called nearly so, or ""."""
+    try:
+        beside = [str(path.with_name(entry.name)) for entry in path.parent.iterdir()]
+        return did_you_mean(str(path), beside)
+    except (OSError, ValueError):
+        return ""
+
+
+def expand_home(text: str) -> Path:
+    """Return the path with `~` replaced; that of a user who does not exist stays as it is, and does not exist."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
 def _problem(path: Path, kind: Kind, patterns: Sequence[str]) -> str:
     if kind == "dataset":
-        return "" if path.is_file() or any(path.iterdir()) else "it holds no files"
+        if path.is_dir():
+            return "" if any(path.iterdir()) else "it holds no files"
+        return "" if path.is_file() else "it is a device, pipe or socket, not a file"
     return what_is_missing(path, kind=kind, patterns=patterns) if path.is_dir() else "it is a file, not a folder"
 
 
 def _expand(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = expand_home(text)
     if not exists(path) and "%" in text:
-        decoded = Path(unquote(text)).expanduser()
+        decoded = expand_home(unquote(text))
         path = decoded if exists(decoded) else path
     return path.absolute()

@@ -13,7 +13,7 @@ from typing import Any
 from twinkle_core import registry, settings
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, HubError, MissingExtraError, ModelError
 from twinkle_core.hub.interface import Hub, Kind
-from twinkle_core.hub.local import exists
+from twinkle_core.hub.local import exists, near_path
 
 TOKENIZER_PATTERNS = (
     "tokenizer*", "config.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.tiktoken", "*.model",
@@ -58,7 +58,8 @@ def parse_uri(text: str) -> Location:
         return Location("file", text)
     advice = f"Write `ms://{text}` for ModelScope or `hf://{text}` for Hugging Face" if _BARE_ID.fullmatch(text) else (
         "Write `ms://org/name` for ModelScope or `hf://org/name` for Hugging Face")
-    raise HubError(f"`{text}` is neither a URI nor a path that exists in {Path.cwd()}. {advice}, or the path of a local folder.")
+    raise HubError(f"`{text}` is neither a URI nor a path that exists in {Path.cwd()}.{near_path(Path(text))} {advice}, or the "
+                   "path of a local folder.")
 
 
 def resolve_model(

@@ -55,7 +55,7 @@ COMMON_OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Where this process stands: its rank among `world_size` processes of the run, and the device types they have."""
+    """Where this process stands: its rank among the `world_size` processes of the run, and among those of its machine."""
 
     rank: int = 0
     local_rank: int = 0

@@ -21,6 +21,9 @@ def check_script(script: str | None) -> str:
     if not path.is_file():
         raise ArgumentError(f"The script `{script}` is not a file{' but a folder' if path.is_dir() else ''} "
                             f"(looked in `{Path.cwd()}`). Give the path of a Python file.")
+    hiding = path.resolve().with_name("twinkle.py")
+    if hiding.is_file() and not sys.flags.safe_path:
+        raise ArgumentError(f"`import twinkle` in `{script}` would find `{hiding}`, which lies beside it. Rename that file.")
     return script
 
 
@@ -44,7 +47,7 @@ def run_script(
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, main.__dict__)
-    except Exception as error:  # the boundary to the user's code
+    except Exception as error:  # noqa: BLE001  the boundary to the user's code
         on_error(error, f"script {script}")
         return 1
     return 0

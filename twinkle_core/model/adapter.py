@@ -4,7 +4,10 @@
 is decided in `twinkle_core.model.training`.
 """
 
+import contextlib
+import copy
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +46,16 @@ class Window:
         """Whether nothing ran."""
         return self.began_at == 0.0
 
-    def begin(self) -> None:
-        """Note the time, if this is the first."""
-        self.began_at = self.began_at or time.perf_counter()
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """Note the time, if this is the first that runs; forget it again if the block raises."""
+        before = self.began_at
+        self.began_at = before or time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self.began_at = before
+            raise
 
     def end(self) -> None:
         """Note the time."""
@@ -117,8 +127,10 @@ class AdapterState:
         rows: row ids of the sequences whose gradients are held.
         grad_count: by which the held gradients, which are sums, are divided at the step.
         step: optimizer steps taken.
+        saved_step: `step` at the last save or resume, or None.
         is_lr_step_due: whether the optimizer has stepped since the scheduler advanced.
-        grad_norm: global L2 norm at the last clip, before clipping; None if there was none.
+        grad_norm: global L2 norm at the last clip or step, before clipping; None if there was none.
+        is_clipped: whether the gradients held have been clipped, so that their norm is not that any more.
         lr: learning rate of the first group at the last step; None before.
         clip: the norm that the last clip allowed, for people.
         training: what was trained since the last `calculate_metric`.
@@ -146,8 +158,10 @@ class AdapterState:
     rows: list[int | None] = field(default_factory=list)
     grad_count: float = 0.0
     step: int = 0
+    saved_step: int | None = None
     is_lr_step_due: bool = False
     grad_norm: float | None = None
+    is_clipped: bool = False
     lr: float | None = None
     clip: float = 1.0
     training: Window = field(default_factory=Window)
@@ -173,15 +187,37 @@ class AdapterState:
         """Whether one process holds all of it."""
         return self.placed is None or self.placed.ranks.mesh.world_size == 1
 
-    def note(self, batch: "MicroBatch", result: "MicroResult", *, is_training: bool) -> None:
-        """Let the added metrics see a micro-batch that ran."""
-        for metric in self.metrics if is_training else self.eval_metrics:
-            metric.accumulate(result.outputs.detached(), batch.targets_BT, **batch.loss_inputs)
+    @contextlib.contextmanager
+    def noting(self, *, is_training: bool) -> "Iterator[Callable[[MicroBatch, MicroResult], None]]":
+        """Give a function that lets the added metrics see a micro-batch; if the block raises, they have seen none of it."""
+        metrics = self.metrics if is_training else self.eval_metrics
+        before = copy.deepcopy(metrics)
+
+        def note(batch: "MicroBatch", result: "MicroResult") -> None:
+            for metric in metrics:
+                metric.accumulate(result.outputs.detached(), batch.targets_BT, **batch.loss_inputs)
+
+        try:
+            yield note
+        except BaseException:
+            metrics[:] = before
+            raise
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "AdapterState":
+        """Copy the gradients held too, which torch leaves out of a copied parameter, and forget the last `forward`."""
+        made = copy.copy(self)
+        memo[id(self)] = made
+        for name, value in vars(self).items():
+            setattr(made, name, None if name == "pending" else copy.deepcopy(value, memo))
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                made.parameters[name].grad = parameter.grad.clone()
+        return made
 
     def discard_gradients(self, *, keep_forward: bool = False) -> None:
         """Forget the gradients held and begin a new window. `keep_forward`: a `forward` may still get its backward pass."""
         for parameter in self.parameters.values():
             parameter.grad = None
-        self.micro_steps, self.grad_count, self.rows, self.is_reduced = 0, 0.0, [], False
+        self.micro_steps, self.grad_count, self.rows, self.is_reduced, self.is_clipped = 0, 0.0, [], False, False
         if not keep_forward:
             self.pending = None

@@ -6,7 +6,6 @@ that is said. Accumulating gradients is left to `twinkle_core.model.training`.
 """
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from twinkle_core.errors import ModelError
 from twinkle_core.loss.interface import Loss
+from twinkle_core.loss.result import check_count, checked_result, loss_name
 from twinkle_core.model.head import CHUNK_ELEMENTS, Head, token_logprobs
 from twinkle_core.processor import MicroBatch, TokenOutputs
+from twinkle_core.warning import warn
 
 if TYPE_CHECKING:
     from twinkle_core.model.precision import Precision
@@ -49,7 +50,7 @@ class ModuleRunner:
     """Runs one module."""
 
     def __init__(self, module: Any, precision: "Precision") -> None:
-        self.module, self._precision = module, precision
+        self.module, self.precision = module, precision
         self.root: torch.nn.Module = _Root(module, self)
         self.placed: Placed | None = None
         self._head_is_linear: bool | None = None
@@ -61,30 +62,32 @@ class ModuleRunner:
 
         `scale` is the factor that the loss will get before the backward pass.
 
-        Raises: `ModelError` if the loss returns something else than (sum, count).
+        Raises: `ModelError` if the loss returns something else than (sum, count), or cannot be trained with.
         """
         self.set_mode(training=training)
-        with torch.set_grad_enabled(training), self._precision.autocast():
+        with torch.set_grad_enabled(training), self.precision.autocast():
             root = self.placed.replica if training and self.placed is not None and self.placed.replica is not None else self.root
             value, count, outputs = root(batch, loss, scale)
-        return _micro_result(value, count, outputs, batch)
+        return _micro_result(loss, value, count, outputs, batch, training=training)
 
     def compute(self, batch: MicroBatch, loss: Loss, scale: float) -> tuple[torch.Tensor, torch.Tensor, TokenOutputs]:
         """Return (sum, count, outputs): what `root` computes."""
         outputs = self._outputs(batch, loss, scale=scale)
-        return *self._apply(loss, outputs, batch), outputs
+        result: Any = loss(outputs, batch.targets_BT, **batch.loss_inputs)
+        return *checked_result(loss, result), outputs
 
     @contextlib.contextmanager
     def mode(self, *, training: bool) -> Iterator[None]:
         """Run with or without gradients and dropout, in the model's arithmetic."""
         self.set_mode(training=training)
-        with torch.set_grad_enabled(training), self._precision.autocast():
+        with torch.set_grad_enabled(training), self.precision.autocast():
             yield
 
     def from_hidden(self, hidden_rld: torch.Tensor, batch: MicroBatch, loss: Loss, *, scale: float) -> MicroResult:
         """Return the loss of `batch` from its last hidden states [R, L, D]: what the last stage of a pipeline computes."""
         outputs = self._from_hidden(hidden_rld, batch, loss, scale=scale)
-        return _micro_result(*self._apply(loss, outputs, batch), outputs, batch)
+        result: Any = loss(outputs, batch.targets_BT, **batch.loss_inputs)
+        return _micro_result(loss, *checked_result(loss, result), outputs, batch, training=torch.is_grad_enabled())
 
     def hidden_dtype(self) -> torch.dtype:
         """Return the dtype in which hidden states go from layer to layer."""
@@ -101,7 +104,7 @@ class ModuleRunner:
         """Warn of something that costs time or memory, once a model."""
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text, stacklevel=2)
+            warn(text)
 
     def hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Return the last hidden states [R, L, D], after the final norm."""
@@ -112,6 +115,14 @@ class ModuleRunner:
         if self._is_training is not training:
             self.module.train(training)
             self._is_training = training
+
+    def forget_mode(self) -> None:
+        """Set the mode again before the next run: the module got new parts, which come in a mode of their own."""
+        self._is_training = None
+
+    def forget_head(self) -> None:
+        """Check again before the next run whether the head gives the model's logits: the module was changed."""
+        self._head_is_linear = None
 
     def _outputs(self, batch: MicroBatch, loss: Loss, *, scale: float) -> TokenOutputs:
         if self._head_is_linear is None:
@@ -129,8 +140,8 @@ class ModuleRunner:
         hidden_nd = hidden_rld.flatten(0, 1).index_select(0, batch.source_N)
         module = self.module.get_output_embeddings()
         if loss.requires_logits:
-            self.say_once(f"The loss `{_name(loss)}` asks for logits, so all of them are held in memory. A loss that needs only "
-                          "`outputs.logprobs` would save that.")
+            self.say_once(f"The loss `{loss_name(loss)}` asks for logits, so all of them are held in memory. A loss that needs "
+                          "only `outputs.logprobs` would save that.")
             return _from_logits(self._softcapped(module(hidden_nd)), batch, keep=True)
         if type(module) is torch.nn.Linear and not module._forward_hooks and not module._forward_pre_hooks:  # pyright: ignore
             expected = None if loss.logprob_gradient is None else loss.logprob_gradient * scale
@@ -153,14 +164,6 @@ class ModuleRunner:
             checkpoint(of_chunk, h, t, use_reentrant=False)  # type: ignore[misc]
             for h, t in zip(hidden_nd.split(chunk), targets_n.split(chunk), strict=True)]
         return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
-
-    def _apply(self, loss: Loss, outputs: TokenOutputs, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        result: Any = loss(outputs, batch.targets_BT, **batch.loss_inputs)
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], torch.Tensor) or result[0].numel() != 1:
-            raise ModelError(f"The loss `{_name(loss)}` returned {_short(result)}. Return (sum, count): a tensor with one number, "
-                             "and how many tokens it is the sum over.")
-        value, count = result
-        return value, torch.as_tensor(count, device=value.device)
 
     def _vocabulary_group(self) -> Any:
         return self.placed.ranks.group("tp") if self.placed is not None and self.placed.cut.head_is_cut else None
@@ -191,9 +194,15 @@ class ModuleRunner:
         return is_same
 
 
-def _micro_result(value: torch.Tensor, count: torch.Tensor, outputs: TokenOutputs, batch: MicroBatch) -> MicroResult:
+def _micro_result(
+    loss: Loss, value: torch.Tensor, count: torch.Tensor, outputs: TokenOutputs, batch: MicroBatch, *, training: bool,
+) -> MicroResult:
     row = torch.cat([value.detach().double().reshape(1), count.double().reshape(1),
                      outputs.logprobs.detach().double().reshape(-1)]).tolist()
+    check_count(loss, row[1])
+    if training and row[1] and outputs.logprobs.requires_grad and not value.requires_grad:
+        raise ModelError(f"The loss `{loss_name(loss)}` returned a sum without a gradient, so nothing would be trained. "
+                         "Compute it from `outputs` without `.detach()`, `.item()` or `torch.no_grad()`.")
     return MicroResult(loss=value, loss_sum=row[0], count=row[1], logprobs=_by_sequence(row[2:], batch), outputs=outputs)
 
 
@@ -235,14 +244,3 @@ def _by_sequence(flat: list[float], batch: MicroBatch) -> list[list[float]]:
     """Return the log-probabilities at the token they speak about: nothing precedes the first."""
     width = batch.targets_BT.shape[1]
     return [[0.0, *flat[row * width: row * width + length - 1]] for row, length in enumerate(batch.lengths)]
-
-
-def _name(loss: Loss) -> str:
-    function = getattr(loss, "function", None)
-    return getattr(function, "__name__", type(loss).__name__)
-
-
-def _short(result: Any) -> str:
-    if isinstance(result, torch.Tensor):
-        return f"a tensor of shape {tuple(result.shape)}"
-    return f"a {type(result).__name__} of {len(result)} entries" if isinstance(result, tuple) else f"a {type(result).__name__}"

@@ -78,12 +78,13 @@ class TrainableModel(RemoteComponent):
     @remote_function()
     @abstractmethod
     def set_optimizer(self, optimizer: Any, *, adapter_name: str = "", **options: Any) -> None:
-        """Set the optimizer: a class, a name in `torch.optim`, or a function of the parameters."""
+        """Set the optimizer: a class, a name in `torch.optim`, a function of the parameters, or an instance over just these."""
 
     @remote_function()
     @abstractmethod
     def set_lr_scheduler(self, scheduler: Any, *, adapter_name: str = "", **options: Any) -> None:
-        """Set the scheduler: a class, a name in `torch.optim.lr_scheduler` or of Twinkle, or a function of the optimizer."""
+        """Set the scheduler: a class, a name in `torch.optim.lr_scheduler` or of Twinkle, a function of the optimizer, or an
+        instance over the optimizer that is set."""
 
     @remote_function()
     @abstractmethod
@@ -108,7 +109,8 @@ class TrainableModel(RemoteComponent):
     def calculate_metric(self, is_training: bool, *, adapter_name: str = "") -> dict[str, float]:
         """Return numbers over what was run since the last call, and hand them to the trackers.
 
-        Training: `loss`, `grad_norm`, `lr`, `num_tokens`, `tokens_per_s`, `step`. Evaluation: `loss`, `num_tokens`,
+        Training: `loss`, `grad_norm` (of the last step, before clipping; from the first step or clip on), `lr` (of the last step,
+        or of the first that is to come), `num_tokens`, `tokens_per_s`, `step`. Evaluation: `loss`, `num_tokens`,
         `tokens_per_s`, `step`. Added metrics come on top.
         """
 
@@ -117,7 +119,10 @@ class TrainableModel(RemoteComponent):
     def add_adapter_to_model(
         self, adapter_name: str, config: Any, *, gradient_accumulation_steps: int = 1,
     ) -> None:
-        """Add a LoRA and train it instead of the model. `config`: a peft `LoraConfig` or a dict of its fields."""
+        """Add a LoRA and train it instead of the model.
+
+        `config`: a peft `LoraConfig` or a dict of its fields. `gradient_accumulation_steps`: this adapter's, whatever the model's.
+        """
 
     @remote_function()
     @abstractmethod

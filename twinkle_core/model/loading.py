@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from twinkle_core import session, settings
-from twinkle_core.errors import MissingExtraError, ModelError, TwinkleError
+from twinkle_core.errors import MissingExtraError, ModelError, TwinkleError, check_flag, first_line
 from twinkle_core.hub import resolve_model
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def load_pretrained(
         HubError: it cannot be found.
         ModelError: it is no causal language model, or its files do not hold all of its weights.
     """
+    check_flag("trust_remote_code", trust_remote_code, none="as `TWINKLE_TRUST_REMOTE_CODE` says")
     transformers = _import_transformers()
     _leave_out_kernel_advice()
     folder = resolve_model(model_id, trust_remote_code=trust_remote_code)
@@ -47,15 +48,15 @@ def load_pretrained(
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     try:
-        with seeded(device), _without_progress_bar(transformers):
+        with seeded(device), without_progress_bar():
             module, info = transformers.AutoModelForCausalLM.from_pretrained(str(folder), output_loading_info=True, **options)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         if isinstance(error, TwinkleError):
             raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"`{model_id}` (in {folder}) cannot be loaded as a causal language model: {reason}. Check that its "
-                         "`config.json` names a text model that this version of transformers knows.") from error
+        raise ModelError(f"`{model_id}` (in {folder}) cannot be loaded as a causal language model: {first_line(error)}. Check that "
+                         "its `config.json` names a text model that this version of transformers knows.") from error
     _check_complete(model_id, folder, info)
+    _choose_experts(module)
     return module.to(device).eval()
 
 
@@ -92,8 +93,10 @@ def _import_transformers() -> Any:
 
 
 @contextlib.contextmanager
-def _without_progress_bar(transformers: Any) -> Iterator[None]:
-    switch = transformers.utils.logging
+def without_progress_bar() -> Iterator[None]:
+    """Keep transformers from showing one inside the block."""
+    from transformers.utils import logging as switch
+
     was_enabled = switch.is_progress_bar_enabled()
     switch.disable_progress_bar()
     try:
@@ -104,7 +107,10 @@ def _without_progress_bar(transformers: Any) -> Iterator[None]:
 
 
 def _leave_out_kernel_advice() -> None:
-    """Keep transformers from advising GPU kernels on a machine without a GPU, where its reference code is all there is."""
+    """Keep transformers from advising GPU kernels on a machine without a GPU, where its reference code is all there is.
+
+    For the whole process, as the advice may come at any forward pass; docs/training.md says so. Adding a filter twice adds it once.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -113,6 +119,14 @@ def _leave_out_kernel_advice() -> None:
 
 def _is_no_kernel_advice(record: logging.LogRecord) -> bool:
     return "falling back to its reference PyTorch implementation" not in record.getMessage()
+
+
+def _choose_experts(module: Any) -> None:
+    """Run the experts of a mixture one by one in fp64, which torch's grouped matrix product does not know."""
+    import torch
+
+    if module.dtype == torch.float64 and getattr(module.config.get_text_config(), "_experts_implementation", None) == "grouped_mm":
+        module.set_experts_implementation("eager")
 
 
 def _check_complete(model_id: str, folder: Any, info: Any) -> None:

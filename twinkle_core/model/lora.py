@@ -14,8 +14,19 @@ from peft import LoraConfig, LoraModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 
-from twinkle_core.errors import ArgumentError, ArgumentTypeError, ModelError, TwinkleError, check_keywords
+from twinkle_core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ModelError,
+    TwinkleError,
+    check_finite,
+    check_keywords,
+    first_line,
+    listing,
+)
 from twinkle_core.model.loading import seeded
+from twinkle_core.model.undo import undone_on_error
+from twinkle_core.warning import warn
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -33,7 +44,18 @@ def lora_config(config: Any) -> LoraConfig:
     if not isinstance(config, LoraConfig):
         raise ArgumentTypeError(f"The adapter's config is of type `{type(config).__name__}`. Pass a peft `LoraConfig`, or a dict "
                                 "of its fields such as {\"r\": 8, \"lora_alpha\": 16, \"target_modules\": \"all-linear\"}.")
+    for name in ("lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern"):
+        check_finite(f"LoraConfig.{name}", getattr(config, name))
     return dataclasses.replace(config) if dataclasses.is_dataclass(config) else config
+
+
+def check_adapter_name(name: object) -> None:
+    """Raise `ArgumentError` unless `name` can be part of the names of a module's parameters."""
+    if not isinstance(name, str) or not name or not name.replace("-", "_").isidentifier():
+        raise ArgumentError(f"`adapter_name={name!r}`: use letters, digits, `_` and `-`, beginning with a letter.")
+    if hasattr(torch.nn.ModuleDict(), name) or hasattr(torch.nn.ParameterDict(), name):
+        raise ArgumentError(f"`adapter_name={name!r}` is the name of an attribute that every torch module has. Use another one, "
+                            f"such as `{name}_1`.")
 
 
 class LoraAdapters:
@@ -41,6 +63,7 @@ class LoraAdapters:
 
     Attributes:
         configs: adapter name -> its `LoraConfig`, in the order they were added.
+        base_steps: optimizer steps that the base model had taken when the first was added.
     """
 
     def __init__(self, module: torch.nn.Module, *, device: str) -> None:
@@ -48,29 +71,26 @@ class LoraAdapters:
         self._tuner: LoraModel | None = None
         self._active: str | None = None
         self.configs: dict[str, PeftConfig] = {}
+        self.base_steps = 0
 
     def add(self, name: str, config: LoraConfig) -> dict[str, torch.nn.Parameter]:
         """Put an adapter into the module, freeze the rest, and return its parameters.
 
         Its first weights depend on the session's seed only, not on what was drawn before.
 
-        Raises: `ModelError` if no layer matches, with the names of layers there are.
+        Raises: `ModelError` for what peft refuses, with the names of layers there are; the module is then as it was.
         """
         config.inference_mode = False
-        try:
-            with seeded(self._device):
-                if self._tuner is None:
-                    self._tuner = LoraModel(self._module, config, name)
-                else:
-                    self._tuner.peft_config[name] = config
-                    self._tuner.inject_adapter(self._module, name)
-        except (ValueError, RuntimeError, TypeError) as error:
-            if isinstance(error, TwinkleError):
-                raise
-            if self._tuner is not None:
-                self._tuner.peft_config.pop(name, None)
-            raise ModelError(f"The LoRA `{name}` cannot be added: {_first_line(error)} The linear layers of this model are called "
-                             f"{self._layer_names()}.") from error
+        root = self._module if self._tuner is None else self._tuner
+        with self._refused(name), undone_on_error(root), seeded(self._device):
+            self._check_targets(config)
+            if self._tuner is None:
+                tuner = LoraModel(self._module, config, name)
+            else:
+                tuner = self._tuner
+                tuner.peft_config[name] = config
+                tuner.inject_adapter(self._module, name)
+        self._tuner = tuner
         self.configs[name] = config
         for layer in self._layers():
             layer.cast_input_dtype_enabled = False  # pyright: ignore - autocast does it where dtypes differ; peft would go through fp32 first
@@ -106,6 +126,34 @@ class LoraAdapters:
             self._tuner.enable_adapter_layers()
             self._active = None
 
+    @contextlib.contextmanager
+    def _refused(self, name: str) -> Iterator[None]:
+        """Translate what peft raises of a configuration."""
+        try:
+            yield
+        except TwinkleError:
+            raise
+        except Exception as error:
+            raise ModelError(f"The LoRA `{name}` cannot be added: {first_line(error)} The linear layers of this model are called "
+                             f"{self._layer_names()}.") from error
+
+    def _check_targets(self, config: LoraConfig) -> None:
+        """Hold the names in a configuration against the module: peft takes those that match nothing without a word.
+
+        Raises: `ModelError` for layers to train that are not there. Warns of LoRA targets that are not, if others are.
+        """
+        paths = [path for path, _ in self._module.named_modules()]
+        missing = [name for name in config.modules_to_save or () if not any(path.endswith(name) for path in paths)]
+        if missing:
+            raise ModelError(f"`modules_to_save` names {listing(missing)}, but no module of this model is called so. The "
+                             f"linear layers are called {self._layer_names()}.")
+        if not isinstance(config.target_modules, str):
+            parts = [path.replace(".base_layer", "") for path in paths]
+            absent = [name for name in config.target_modules or () if not any(f".{part}".endswith(f".{name}") for part in parts)]
+            if absent and len(absent) < len(config.target_modules or ()):
+                warn(f"`target_modules` names {listing(absent)}, but no layer of this model is called so. The linear "
+                              f"layers are called {self._layer_names()}.")
+
     def _owned(self, name: str) -> set[int]:
         found: set[int] = set()
         for layer in self._layers():
@@ -121,8 +169,9 @@ class LoraAdapters:
         return (module for module in self._module.modules() if isinstance(module, BaseTunerLayer))
 
     def _layer_names(self) -> str:
-        names = {key.rpartition(".")[2] for key, module in self._module.named_modules() if isinstance(module, torch.nn.Linear)}
-        return ", ".join(f"`{name}`" for name in sorted(names - {"base_layer", *self.configs}))
+        names = {key.removesuffix(".base_layer").rpartition(".")[2]
+                 for key, module in self._module.named_modules() if isinstance(module, torch.nn.Linear)}
+        return listing(names - set(self.configs))
 
 
 def _parameters_of(container: Any, name: str) -> set[int]:
@@ -130,7 +179,3 @@ def _parameters_of(container: Any, name: str) -> set[int]:
         return set()
     value = container[name]
     return {id(value)} if isinstance(value, torch.nn.Parameter) else {id(parameter) for parameter in value.parameters()}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -4,7 +4,9 @@ A class, a name, or a function is taken; anything else is an error that lists wh
 the scheduler advances is the model's business.
 """
 
+import copy
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from twinkle_core.errors import (
     TwinkleError,
     UnknownArgumentError,
     UnknownNameError,
+    check_finite,
     check_keywords,
     did_you_mean,
     listing,
@@ -30,7 +33,10 @@ ADAMW_DEFAULTS: Mapping[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.01
 
 T = TypeVar("T")
 
-_NEEDS_CLOSURE = "LBFGS"
+_REFUSED = {
+    "LBFGS": "evaluates the loss several times a step, which `forward_backward` and `step` cannot do",
+    "SparseAdam": "takes sparse gradients only, which a language model does not have",
+}
 _NEEDS_METRIC = "ReduceLROnPlateau"
 _OWN_SCHEDULERS: Mapping[str, type[LRScheduler]] = {
     "CosineWarmupScheduler": CosineWarmupScheduler, "LinearWarmupScheduler": LinearWarmupScheduler}
@@ -42,8 +48,8 @@ def build_optimizer(
     """Return an optimizer of `parameters`.
 
     Args:
-        value: None (AdamW), a class, a name in `torch.optim`, or a function of the list of parameters (and of `options`) that
-            returns an optimizer of them, e.g. with parameter groups.
+        value: None (AdamW), a class, a name in `torch.optim`, a function of the list of parameters (and of `options`) that
+            returns an optimizer of them, e.g. with parameter groups, or an optimizer of all of them.
         parameters: the trainable ones.
         options: keywords of the class or function. A class that takes `lr` and is not told one gets 1e-4 for a LoRA and 1e-5
             for the full model; AdamW gets betas 0.9 / 0.999 and weight decay 0.01.
@@ -59,21 +65,31 @@ def build_optimizer(
     if isinstance(value, str):
         value = _by_name("optimizer", value, _torch_optimizers(), "torch.optim")
     if isinstance(value, type) and issubclass(value, Optimizer):
-        if value.__name__ == _NEEDS_CLOSURE:
-            raise ArgumentError("`LBFGS` evaluates the loss several times a step, which `forward_backward` and `step` cannot do. "
-                                "Use another optimizer, e.g. `AdamW`.")
+        _refuse(value)
         _check_options(f"set_optimizer({value.__name__})", value, given)
         if "lr" in inspect.signature(value).parameters:
             given = {"lr": LORA_LR if is_lora else FULL_LR, **given}
         if value is torch.optim.AdamW:
             given = {**ADAMW_DEFAULTS, **given}
-        return _construct("optimizer", value, trainable, given)
-    if not callable(value) or isinstance(value, type):
+        optimizer = _construct("optimizer", value, trainable, given)
+        if value.__name__ in _torch_optimizers():
+            stand_in = torch.nn.Parameter(torch.ones(2, 2, dtype=trainable[0].dtype, device=trainable[0].device))
+            _construct("optimizer", value, [stand_in], given, then=_try_step)
+        return optimizer
+    if isinstance(value, Optimizer):
+        _refuse_options("set_optimizer", given)
+        optimizer = value
+    elif not callable(value) or isinstance(value, type):
         raise ArgumentTypeError(
-            f"`set_optimizer` got {_type_name(value)}. Pass a class of `torch.optim`, its name such as \"AdamW\", or a function "
-            "that takes the list of parameters and returns an optimizer.")
-    optimizer = _call_function("set_optimizer", value, trainable, given, Optimizer)
-    _check_ownership(optimizer, trainable)
+            f"`set_optimizer` got {_type_name(value)}. Pass a class of `torch.optim`, its name such as \"AdamW\", a function that "
+            "takes the list of parameters and returns an optimizer, or an optimizer of just these parameters.")
+    else:
+        optimizer = _call_function("set_optimizer", value, trainable, given, Optimizer)
+    _refuse(type(optimizer))
+    _check_ownership(optimizer, trainable, is_whole=optimizer is value)
+    for group in optimizer.param_groups:
+        for name, option in group.items():
+            check_finite(name, option)
     return optimizer
 
 
@@ -82,7 +98,7 @@ def build_scheduler(value: Any, optimizer: Optimizer, options: Mapping[str, Any]
 
     Args:
         value: a class, a name in `torch.optim.lr_scheduler`, "CosineWarmupScheduler", "LinearWarmupScheduler", or a function of
-            the optimizer (and of `options`) that returns a scheduler of it.
+            the optimizer (and of `options`) that returns a scheduler of it, or a scheduler of it.
         optimizer: whose learning rates it sets.
         options: keywords of the class or function.
 
@@ -94,22 +110,41 @@ def build_scheduler(value: Any, optimizer: Optimizer, options: Mapping[str, Any]
     if isinstance(value, type) and issubclass(value, LRScheduler):
         _refuse_plateau(value)
         _check_options(f"set_lr_scheduler({value.__name__})", value, given)
+        if not _holds_code(given):
+            _construct("scheduler", value, _copy_of(optimizer), given, then=_try_schedule)
         return _construct("scheduler", value, optimizer, given)
-    if not callable(value) or isinstance(value, type):
+    if isinstance(value, LRScheduler):
+        _refuse_options("set_lr_scheduler", given)
+        scheduler = value
+    elif not callable(value) or isinstance(value, type):
         raise ArgumentTypeError(
             f"`set_lr_scheduler` got {_type_name(value)}. Pass a class of `torch.optim.lr_scheduler`, a name such as "
-            "\"CosineWarmupScheduler\", or a function that takes the optimizer and returns a scheduler.")
-    scheduler = _call_function("set_lr_scheduler", value, optimizer, given, LRScheduler)
+            "\"CosineWarmupScheduler\", a function that takes the optimizer and returns a scheduler, or a scheduler of the "
+            "optimizer that is set.")
+    else:
+        scheduler = _call_function("set_lr_scheduler", value, optimizer, given, LRScheduler)
     _refuse_plateau(type(scheduler))
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise ModelError("The function given to `set_lr_scheduler` returned a scheduler of another optimizer. Build it from the "
-                         "optimizer that the function gets.")
+        raise ModelError("`set_lr_scheduler` got a scheduler of another optimizer than that which is set. Pass a function: it gets "
+                         "the optimizer to build the scheduler from.")
     return scheduler
+
+
+def check_rates(optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+    """Raise `ModelError` if there is no finite learning rate for the next step."""
+    if isinstance(scheduler, lr_scheduler.OneCycleLR) and scheduler.last_epoch >= scheduler.total_steps:
+        raise ModelError(f"`OneCycleLR` was set for {scheduler.total_steps} steps, which are taken. Weights and gradients are "
+                         "unchanged. Set it with the `total_steps` of the whole run.")
+    for index, group in enumerate(optimizer.param_groups):
+        if not math.isfinite(rate := float(group.get("lr", 0.0))):
+            by = "" if scheduler is None else f", set by `{type(scheduler).__name__}`"
+            raise ModelError(f"The learning rate of parameter group {index} is {rate}{by}: the step would ruin the weights. "
+                             "Weights and gradients are unchanged. Call `set_optimizer` or `set_lr_scheduler` with other values.")
 
 
 def optimizer_names() -> list[str]:
     """Return the names that `build_optimizer` takes."""
-    return sorted(set(_torch_optimizers()) - {_NEEDS_CLOSURE})
+    return sorted(set(_torch_optimizers()) - set(_REFUSED))
 
 
 def scheduler_names() -> list[str]:
@@ -133,7 +168,8 @@ def _subclasses(members: Mapping[str, Any], base: type[T]) -> dict[str, type[T]]
 def _by_name(what: str, name: str, known: Mapping[str, type[T]], where: str) -> type[T]:
     if name in known:
         return known[name]
-    raise UnknownNameError(f"There is no {what} `{name}` in {where}.{did_you_mean(name, known)} Names: {listing(known)}.")
+    usable = optimizer_names() if what == "optimizer" else scheduler_names()
+    raise UnknownNameError(f"There is no {what} `{name}` in {where}.{did_you_mean(name, usable)} Names: {listing(usable)}.")
 
 
 def _check_options(what: str, build: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -146,15 +182,60 @@ def _check_options(what: str, build: Callable[..., Any], options: Mapping[str, A
         raise ArgumentTypeError(f"`{what}` needs {listing(missing)}. Pass it as a keyword.")
 
 
-def _construct(what: str, build: Callable[..., Any], target: Any, options: Mapping[str, Any]) -> Any:
+def _construct(
+    what: str, build: Callable[..., Any], target: Any, options: Mapping[str, Any], *, then: Callable[[Any], None] = lambda _: None,
+) -> Any:
+    """Return what `build` makes of `target` after `then` has tried it."""
+    for name, option in options.items():
+        check_finite(name, option)
     try:
-        return build(target, **options)
+        made = build(target, **options)
+        then(made)
     except TwinkleError:
         raise
-    except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
         said = ", ".join(f"{name}={option!r}" for name, option in options.items())
-        raise ArgumentError(f"The {what} `{build.__name__}({said})` was refused: {error}. Change the value, or leave it out for "
-                            "the default.") from error
+        raise ArgumentError(f"The {what} `{build.__name__}({said})` was refused: {_reason(error)}. Change the value, or leave it "
+                            "out for the default.") from error
+    return made
+
+
+def _try_step(optimizer: Optimizer) -> None:
+    """Take a step of an optimizer of stand-ins: some options fail only there. Raises: `ValueError` if it ruins them."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    if not all(bool(parameter.isfinite().all()) for parameter in parameters):
+        raise ValueError("one step with it gives weights that are not finite")
+
+
+def _try_schedule(scheduler: LRScheduler) -> None:
+    """Advance a scheduler of stand-ins once: some options fail only there."""
+    scheduler.optimizer.step()
+    scheduler.step()
+    for group in scheduler.optimizer.param_groups:
+        if not math.isfinite(group["lr"]):
+            raise ValueError(f"it gives the learning rate {group['lr']}")
+
+
+def _copy_of(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer of stand-ins with the same options, for a scheduler to be tried on."""
+    groups = [{**{name: copy.deepcopy(option) for name, option in group.items() if name not in ("params", "param_names")},
+               "params": [torch.nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
+    copied = torch.optim.SGD(groups)
+    copied.defaults = {**copied.defaults, **optimizer.defaults}
+    return copied
+
+
+def _holds_code(options: Mapping[str, Any]) -> bool:
+    """Whether options hold a user's functions or schedulers, which are not to be called for a trial."""
+    values = [entry for option in options.values() for entry in (option if isinstance(option, list | tuple) else [option])]
+    return any(callable(value) or isinstance(value, LRScheduler) for value in values)
+
+
+def _reason(error: Exception) -> str:
+    return f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def _call_function(where: str, function: Callable[..., Any], target: Any, options: Mapping[str, Any], result: type) -> Any:
@@ -171,12 +252,27 @@ def _call_function(where: str, function: Callable[..., Any], target: Any, option
     return made
 
 
-def _check_ownership(optimizer: Optimizer, trainable: Sequence[torch.nn.Parameter]) -> None:
+def _check_ownership(optimizer: Optimizer, trainable: Sequence[torch.nn.Parameter], *, is_whole: bool) -> None:
+    """Raise `ModelError` for parameters that are not trained here and, if `is_whole`, for trained ones that it lacks."""
     known = {id(parameter) for parameter in trainable}
-    foreign = sum(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"])
-    if foreign:
-        raise ModelError(f"The function given to `set_optimizer` returned an optimizer with {foreign} parameter(s) that this model "
-                         "does not train. Use the parameters that the function gets.")
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if foreign := len(held - known):
+        raise ModelError(f"`set_optimizer` got an optimizer with {foreign} parameter(s) that this model does not train. Pass a "
+                         "function: it gets the parameters to build the optimizer of.")
+    if is_whole and (lacking := len(known - held)):
+        raise ModelError(f"`set_optimizer` got an optimizer that lacks {lacking} of the {len(known)} parameters trained here. "
+                         "Build it of all of them, or freeze the others; a function of the parameters may leave some out.")
+
+
+def _refuse(optimizer: type) -> None:
+    if optimizer.__name__ in _REFUSED:
+        raise ArgumentError(f"`{optimizer.__name__}` {_REFUSED[optimizer.__name__]}. Use another optimizer, e.g. `AdamW`.")
+
+
+def _refuse_options(method: str, options: Mapping[str, Any]) -> None:
+    if options:
+        raise ArgumentTypeError(f"`{method}` got {listing(options)}, which only a class, a name or a function can take, together "
+                                "with an instance. Pass them when you make it.")
 
 
 def _refuse_plateau(scheduler: type) -> None:

@@ -20,7 +20,7 @@ from twinkle_core.model.adapter import AdapterState, Totals
 from twinkle_core.model.forward import MicroResult, ModuleRunner
 from twinkle_core.parallel.pipeline import Pipeline
 from twinkle_core.parallel.ranks import DATA_AXES, Ranks
-from twinkle_core.processor import MicroBatch
+from twinkle_core.processor import Limits, MicroBatch
 
 
 def run_pipelined(
@@ -32,7 +32,7 @@ def run_pipelined(
     Raises: `NonFiniteLossError` on every rank if any micro-batch of any rank has a loss that is not finite.
     """
     ranks = state.placed.ranks  # type: ignore[union-attr]
-    own = _micro_batches(state, features, loss_inputs, ranks, device=device)
+    own = _micro_batches(state, features, loss_inputs, Limits.of(runner.module.config), ranks, device=device)
     batches = _of_one_shape([*own, *_fill(state, loss_inputs, ranks, len(own), device=device)], state)
     results: dict[int, MicroResult] = {}
     scale = state.scaler.scale if state.scaler is not None else 1.0
@@ -45,30 +45,34 @@ def run_pipelined(
         pipeline.run([batch.input_ids_RL for batch in batches], [batch.position_ids_RL for batch in batches], compute,
                      is_training=is_training, dtype=runner.hidden_dtype())
     sums, bad_rows = [0.0, 0.0, 0.0, 0.0], list[int | None]()
-    for index, result in sorted(results.items()):
-        batch, is_real = batches[index], index < len(own)
-        if not math.isfinite(result.loss_sum):
-            bad_rows += batch.row_ids
-        elif is_real:
-            state.note(batch, result, is_training=is_training)
-        for place, number in enumerate((result.loss_sum, result.count, batch.num_tokens, sum(batch.lengths) * is_real)):
-            sums[place] += number
-    sums = ranks.sum_numbers(sums, *DATA_AXES, "pp")
-    if not math.isfinite(sums[0]):
-        training.raise_not_finite(state, bad_rows, sums[0], is_training=is_training)
+    with state.noting(is_training=is_training) as note:
+        for index, result in sorted(results.items()):
+            batch, is_real = batches[index], index < len(own)
+            if not math.isfinite(result.loss_sum):
+                bad_rows += batch.row_ids
+            elif is_real:
+                note(batch, result)
+            for place, number in enumerate((result.loss_sum, result.count, batch.num_tokens, sum(batch.lengths) * is_real)):
+                sums[place] += number
+        sums = ranks.sum_numbers(sums, *DATA_AXES, "pp")
+        if not math.isfinite(sums[0]):
+            training.raise_not_finite(state, bad_rows, sums[0], is_training=is_training)
+        if is_training:
+            rows = [row for batch in own for row in batch.row_ids]
+            training.check_trained(runner, rows, count=sums[1], num_tokens=sums[2], tokens_read=sums[3])
     totals = Totals(loss_sum=sums[0], count=sums[1], num_tokens=int(sums[2]), tokens_read=int(sums[3]))
     logprobs = _shared_logprobs([results[index].logprobs for index in sorted(results)][:len(own)], own, ranks)
     return ModelOutput(loss=totals.loss, num_tokens=totals.num_tokens, logprobs=logprobs), totals
 
 
 def _micro_batches(
-    state: AdapterState, features: Sequence[Any], loss_inputs: Mapping[str, Any], ranks: Ranks, *, device: str,
+    state: AdapterState, features: Sequence[Any], loss_inputs: Mapping[str, Any], limits: Limits, ranks: Ranks, *, device: str,
 ) -> list[MicroBatch]:
     processor = state.processor
     if processor.micro_batch_size is None and features:
         processor = copy.copy(processor)
         processor.micro_batch_size = -(-len(features) // ranks.size("pp"))
-    return list(processor.micro_batches(features, loss_inputs, device=device))
+    return list(processor.micro_batches(features, loss_inputs, device=device, limits=limits))
 
 
 def _fill(state: AdapterState, loss_inputs: Mapping[str, Any], ranks: Ranks, have: int, *, device: str) -> list[MicroBatch]:

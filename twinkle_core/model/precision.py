@@ -5,14 +5,14 @@ fp32 in full-parameter training.
 """
 
 import contextlib
-import math
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from twinkle_core.errors import ArgumentError, ArgumentTypeError, did_you_mean, listing
+from twinkle_core.errors import ArgumentError, ArgumentTypeError, ModelError, did_you_mean, listing
 
 MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {"no", *MIXED}
@@ -34,11 +34,19 @@ def resolve_dtype(value: Any) -> torch.dtype | None:
                             f"{listing(DTYPES)}, or None.")
 
 
-def check_mixed_precision(value: str | None) -> None:
+def check_mixed_precision(value: object) -> None:
     """Raise `ArgumentError` unless `value` is None or a known name."""
-    if value is not None and value not in NAMES:
+    if value is not None and (not isinstance(value, str) or value not in NAMES):
         raise ArgumentError(f"`mixed_precision={value!r}` is not allowed. Use one of: {listing(NAMES)}, or None: fp32 in "
                             "full-parameter training, the frozen weights' dtype under LoRA.")
+
+
+def check_trained_dtype(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Raise `ModelError` for float16 weights: optimizers divide by numbers that are 0 in float16, and the weights become NaN."""
+    if any(parameter.dtype == torch.float16 for parameter in parameters):
+        raise ModelError("The weights to train are float16, whose range is too small for an optimizer: they would be NaN after one "
+                         "step. Leave `dtype` out and compute in float16 with `mixed_precision=\"fp16\"`, or add a LoRA, which is "
+                         "fp32 on a float16 model.")
 
 
 class Precision:
@@ -73,6 +81,11 @@ class Precision:
                 parameter.data = parameter.data.to(dtype)
             self._loaded = []
         self._settle(weights_dtype(self._module))
+
+    @property
+    def is_autocast(self) -> bool:
+        """Whether matrix products are computed in another dtype than the weights have."""
+        return self._autocast
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context that the model runs in."""
@@ -121,19 +134,12 @@ class LossScaler:
     scale: float = 1024.0
     growth_interval: int = 1000
     good_steps: int = 0
-    skipped_steps: int = 0
 
     def update(self, *, overflowed: bool) -> None:
         """Take in whether a step's gradients overflowed."""
         if overflowed:
             self.scale, self.good_steps = max(self.scale / 2, 2.0 ** -14), 0
-            self.skipped_steps += 1
             return
         self.good_steps += 1
         if self.good_steps >= self.growth_interval:
             self.scale, self.good_steps = min(self.scale * 2, 2.0 ** 24), 0
-
-
-def overflows(norm: float) -> bool:
-    """Whether a gradient norm says that a gradient is infinite or NaN."""
-    return not math.isfinite(norm)

@@ -1,11 +1,16 @@
 """Numbers and text about the training: `calculate_metric` and `get_train_configs`."""
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from twinkle_core import session
 from twinkle_core.errors import ModelError
+from twinkle_core.loss.result import loss_name
 from twinkle_core.model.adapter import AdapterState, Window
+from twinkle_core.model.optimizers import build_optimizer
 from twinkle_core.model.precision import SHORT
+from twinkle_core.parallel.ranks import DATA_AXES
+from twinkle_core.model.training import next_lr
 
 if TYPE_CHECKING:
     from twinkle_core.model.transformers_model import TransformersModel
@@ -26,13 +31,15 @@ def collect_metrics(state: AdapterState, *, is_training: bool) -> dict[str, floa
     if is_training:
         if state.grad_norm is not None:
             numbers["grad_norm"] = state.grad_norm
-        if state.lr is not None:
-            numbers["lr"] = state.lr
+        numbers["lr"] = next_lr(state)
         state.training = Window()
     else:
         state.evaluation = Window()
     for metric in state.metrics if is_training else state.eval_metrics:
-        numbers |= metric.compute(metric.state())
+        sums = metric.state()
+        if state.placed is not None:
+            sums = dict(zip(sums, state.placed.ranks.sum_numbers(list(sums.values()), *DATA_AXES, "pp"), strict=True))
+        numbers |= metric.compute(sums)
         metric.reset()
     state.last_metrics[is_training] = numbers
     return dict(numbers)
@@ -69,13 +76,13 @@ def describe(model: "TransformersModel", state: AdapterState) -> str:
         ("device", model.device),
         ("optimizer", _optimizer(state)),
         ("clip", f"{state.clip:g} (global L2 norm)"),
-        ("scheduler", "none (constant)" if state.scheduler is None else type(state.scheduler).__name__),
-        ("loss", "CrossEntropyLoss (token mean)" if state.loss is None else _name(state.loss)),
+        ("scheduler", _scheduler(state)),
+        ("loss", "CrossEntropyLoss (token mean)" if state.loss is None else loss_name(state.loss)),
         ("accumulation", f"{state.gradient_accumulation_steps} backward pass(es) a step"),
         ("micro-batch", "all rows at once" if processor.micro_batch_size is None else f"{processor.micro_batch_size} rows"),
         ("packing", "on" if processor.packing else "off"),
         ("checkpointing", "on (activations are computed again)" if model.gradient_checkpointing else "off"),
-        ("template", "none" if state.template is None else type(state.template).__name__),
+        ("template", "none (features come encoded)" if state.template is None else type(state.template).__name__),
         ("metrics", ", ".join(type(metric).__name__ for metric in state.metrics) or "none added"),
         ("seed", str(session.current().seed)),
         ("mesh", str(model.mesh) if model.mesh else "one device"),
@@ -100,14 +107,22 @@ def _dtypes(model: "TransformersModel", state: AdapterState) -> str:
 
 
 def _optimizer(state: AdapterState) -> str:
-    from twinkle_core.model.training import ensure_optimizer
-
-    optimizer = ensure_optimizer(state)
-    group = optimizer.param_groups[0]
+    optimizer = state.optimizer or build_optimizer(None, state.parameters.values(), {}, is_lora=state.is_lora)
+    group = dict(optimizer.param_groups[0])
+    if state.scheduler is not None:
+        now, peak = float(group["lr"]), float(group.get("max_lr", group.get("initial_lr", group["lr"])))
+        if now != peak:
+            group["lr"] = f"{peak:g}, now {now:g} by {type(state.scheduler).__name__}"
     shown = ", ".join(f"{key}={group[key]}" for key in ("lr", "betas", "momentum", "weight_decay") if key in group)
     more = f", {len(optimizer.param_groups)} parameter groups" if len(optimizer.param_groups) > 1 else ""
     return f"{type(optimizer).__name__}({shown}{more})"
 
 
-def _name(value: Any) -> str:
-    return getattr(getattr(value, "function", None), "__name__", type(value).__name__)
+def _scheduler(state: AdapterState) -> str:
+    """Return the scheduler with the numbers it was made with."""
+    if state.scheduler is None:
+        return "none (constant)"
+    held = vars(state.scheduler)
+    said = ", ".join(f"{name}={held[name]}" for name in inspect.signature(type(state.scheduler)).parameters
+                     if name != "last_epoch" and isinstance(held.get(name), int | float | str))
+    return f"{type(state.scheduler).__name__}({said})"

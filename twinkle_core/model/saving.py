@@ -8,15 +8,15 @@ before anything in memory has changed. How folders are written is left to `twink
 import json
 import os
 import shutil
+import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from twinkle_core import registry
-from twinkle_core.checkpoint.folder import CheckpointWriter, check_keep_last, complete_checkpoints, is_checkpoint
+from twinkle_core import registry, session
+from twinkle_core.checkpoint.folder import CheckpointWriter, check_keep_last, complete_checkpoints, is_checkpoint, survey
 from twinkle_core.checkpoint.manifest import FILE_NAME, Manifest, verify
 from twinkle_core.checkpoint.naming import check_name, local_path
 from twinkle_core.dataloader.positions import STATE_FILE, collect_states
@@ -24,6 +24,7 @@ from twinkle_core.errors import ArgumentError, CheckpointError, did_you_mean, li
 from twinkle_core.hub import parse_uri
 from twinkle_core.model import identity, layout, training_state
 from twinkle_core.model.merging import plain_weights
+from twinkle_core.warning import warn
 
 if TYPE_CHECKING:
     from twinkle_core.model.adapter import AdapterState
@@ -58,7 +59,9 @@ def save(
         if with_optimizer:
             training_state.write(writer.folder, state)
             (writer.folder / STATE_FILE).write_text(json.dumps(collect_states()), "utf-8")
-        return str(writer.commit(manifest, keep_last=keep_last))
+        saved = str(writer.commit(manifest, keep_last=keep_last))
+    state.saved_step = state.step
+    return saved
 
 
 def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
@@ -70,9 +73,12 @@ def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
     if not is_checkpoint(folder) and (inside := complete_checkpoints(folder)):
         raise CheckpointError(f"`{folder}` holds {len(inside)} checkpoints. Pass one of them, e.g. `{inside[-1][0]}`.")
     manifest = verify(folder) if is_checkpoint(folder) else None
+    if manifest is None and not any((folder / name).is_file() for name in (layout.ADAPTER_CONFIG, "config.json")):
+        raise CheckpointError(f"`{folder}` holds no checkpoint: neither a model (`config.json`) nor an adapter "
+                              f"(`{layout.ADAPTER_CONFIG}`).{_near(folder)} Pass what `save` returned.")
     _check_fits(model, state, folder, manifest)
     if manifest is not None and (text := _other_base(model, state, folder, manifest)):
-        warnings.warn(f"{text} It is loaded all the same, and may not work as well.", stacklevel=2)
+        warn(f"{text} It is loaded all the same, and may not work as well.")
     _apply_weights(model, state, folder)
 
 
@@ -81,6 +87,8 @@ def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str |
     state = model.ready(adapter_name)
     folder = _resumable(local_path(path), state)
     if folder is None:
+        if session.current().launcher.topology().rank == 0:
+            print(f"twinkle: nothing to resume was found in `{local_path(path)}`; the model stays as it is.", file=sys.stderr)
         return False
     manifest = verify(folder)
     if not manifest.has_training_state:
@@ -96,6 +104,7 @@ def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str |
     saved = training_state.read(folder, state)
     _apply_weights(model, state, folder)
     training_state.apply(saved, state)
+    state.saved_step = state.step
     return str(folder)
 
 
@@ -128,6 +137,8 @@ def upload(path: str, repo_id: str, *, private: bool) -> str:
 def _resumable(path: Path, state: "AdapterState") -> Path | None:
     """Return the checkpoint that `path` means: itself, or the newest complete one in it that fits `state`."""
     if not path.is_dir():
+        if path.exists():
+            raise CheckpointError(f"`{path}` is a file, not a folder of checkpoints. Pass the folder that `save` wrote to.")
         if near := _near(path):
             raise CheckpointError(f"There is no checkpoint `{path}`.{near}")
         return None
@@ -136,12 +147,20 @@ def _resumable(path: Path, state: "AdapterState") -> Path | None:
     if any(path.glob("*.safetensors")):
         raise CheckpointError(f"`{path}` holds weights but no `{FILE_NAME}`: it was not saved by Twinkle, or is not complete. "
                               "Take the weights only: `load`.")
-    found = complete_checkpoints(path)
+    found, damaged = survey(path)
     kind = "adapter" if state.is_lora else "full"
     fitting = [item for item in found if item[1].kind == kind and item[1].adapter_name == state.name]
     resumable = [item for item in fitting if item[1].has_training_state]
     if resumable:
+        for error in damaged.values():
+            warn(f"Passed over a damaged checkpoint. {error}")
         return resumable[-1][0]
+    if not found:
+        damaged |= {inside: CheckpointError(f"`{inside}` has no `{FILE_NAME}`, so it is not complete.")
+                    for inside in sorted(path.iterdir()) if (inside / training_state.FOLDER).is_dir() and inside not in damaged}
+    if damaged:
+        raise CheckpointError(f"`{path}` holds {len(damaged)} checkpoint(s) that cannot be used, and none that can: "
+                              f"{next(reversed(damaged.values()))} To begin anew, save to another folder.")
     if not found:
         return None
     if fitting:
@@ -188,6 +207,7 @@ def _identity(model: "TransformersModel", state: "AdapterState") -> dict[str, An
     values: dict[str, Any] = {"model": identity.describe_model(model.module.config.to_dict()), "model_id": model.model_id}
     if state.is_lora:
         values["adapter"] = identity.describe_adapter(model.lora.configs[state.name].to_dict())
+        values["base_steps"] = model.lora.base_steps
         values["base_samples"] = identity.sample_weights(plain_weights(model.module))
     return values
 
@@ -197,6 +217,10 @@ def _other_base(model: "TransformersModel", state: "AdapterState", folder: Path,
     saved = manifest.identity.get("base_samples", {})
     if not state.is_lora or not identity.differs(saved, identity.sample_weights(plain_weights(model.module))):
         return ""
+    if steps := manifest.identity.get("base_steps"):
+        return (f"`{folder}` is an adapter of `{manifest.identity.get('model_id')}` after {steps} steps of training the whole "
+                "model, whose weights this model does not have: begin with the checkpoint of the whole model, "
+                "`TransformersModel(model_id=<its folder>)`.")
     return (f"`{folder}` is an adapter of `{manifest.identity.get('model_id')}`, whose weights are not those of "
             f"`{model.model_id}`, though the sizes are the same.")
 

@@ -9,13 +9,12 @@ it as JSON.
 
 import math
 from abc import abstractmethod
-from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from twinkle_core.errors import ArgumentError
+from twinkle_core.errors import ArgumentError, check_count
 
 
 class _WarmupScheduler(LRScheduler):
@@ -27,8 +26,9 @@ class _WarmupScheduler(LRScheduler):
         min_lr_ratio: float = 0.0,
         last_epoch: int = -1,
     ) -> None:
-        self.num_training_steps = _count("num_training_steps", num_training_steps, least=1)
-        self.num_warmup_steps = _count("num_warmup_steps", num_warmup_steps, least=0)
+        check_count("num_training_steps", num_training_steps, least=1)
+        check_count("num_warmup_steps", num_warmup_steps, least=0)
+        self.num_training_steps, self.num_warmup_steps = num_training_steps, num_warmup_steps
         if self.num_warmup_steps > self.num_training_steps:
             raise ArgumentError(f"`num_warmup_steps={num_warmup_steps}` is more than `num_training_steps={num_training_steps}`: "
                                 "the learning rate would never reach its peak. Use fewer warmup steps.")
@@ -87,9 +87,3 @@ class LinearWarmupScheduler(_WarmupScheduler):
 
     def _decay(self, progress: float) -> float:
         return 1.0 - progress
-
-
-def _count(name: str, value: Any, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ArgumentError(f"`{name}={value!r}`: use an integer >= {least}, in optimizer steps.")
-    return value

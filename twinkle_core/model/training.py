@@ -4,17 +4,22 @@ Gradients are held as sums over tokens and divided once, at the step, by the num
 works on `sum / count` without touching the sums otherwise, and another backward pass may still follow it.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from twinkle_core.errors import ArgumentError, NonFiniteLossError
+from twinkle_core.data_format import IGNORE_INDEX
+from twinkle_core.errors import ArgumentError, DataError, ModelError, NonFiniteLossError
 from twinkle_core.model.adapter import AdapterState
-from twinkle_core.model.optimizers import build_optimizer
-from twinkle_core.model.precision import overflows
+from twinkle_core.model.optimizers import build_optimizer, check_rates
 from twinkle_core.parallel import gradients as parallel
+from twinkle_core.processor import MicroBatch
+
+if TYPE_CHECKING:
+    from twinkle_core.model.forward import ModuleRunner
 
 
 def ensure_optimizer(state: AdapterState) -> torch.optim.Optimizer:
@@ -24,14 +29,44 @@ def ensure_optimizer(state: AdapterState) -> torch.optim.Optimizer:
     return state.optimizer
 
 
-def add_gradients(state: AdapterState, loss: torch.Tensor, count: float) -> None:
+def next_lr(state: AdapterState) -> float:
+    """Return the learning rate of the last step; before the first, that with which it will be made."""
+    if state.lr is not None:
+        return state.lr
+    optimizer = state.optimizer or build_optimizer(None, state.parameters.values(), {}, is_lora=state.is_lora)
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def add_gradients(state: AdapterState, batch: MicroBatch, loss: torch.Tensor, count: float) -> None:
     """Run the backward pass of one micro-batch; on several ranks also one without tokens, in which the others wait."""
+    state.rows.extend(batch.row_ids)
     if loss.requires_grad and (count or not state.is_alone):
         (loss if state.scaler is None else loss * state.scaler.scale).backward()
 
 
+@contextlib.contextmanager
+def all_or_nothing(state: AdapterState) -> Iterator[None]:
+    """Let the block add its gradients and be counted wholly, or not at all if it raises.
+
+    Gradients of earlier calls, to which the block has added, cannot be told apart from its own any more: they are discarded too,
+    and the error gets a note that says so.
+    """
+    rows = len(state.rows)
+    try:
+        with state.training.begun():
+            yield
+    except BaseException as error:
+        if len(state.rows) > rows:  # else it has not come to a backward pass, or the gradients are discarded already
+            if state.micro_steps:
+                error.add_note(f"The gradients of {state.micro_steps} backward passes before this call are discarded as well, the "
+                               "weights are unchanged. Accumulate them again.")
+            state.discard_gradients(keep_forward=True)
+        raise
+
+
 def reopen(state: AdapterState) -> None:
     """Prepare gradients that a clip has reduced for another backward pass."""
+    state.is_clipped = False
     if state.is_reduced and state.placed is not None:
         parallel.reopen(state.placed, state.parameters)
         state.is_reduced = False
@@ -57,28 +92,33 @@ def clip_gradients(state: AdapterState, max_norm: float) -> float | None:
 
 
 def step(state: AdapterState, *, max_norm: float | None = None) -> bool:
-    """Divide the gradients, clip them if `max_norm` is given, let the optimizer step, and clear them. Return whether it stepped."""
+    """Divide the gradients, clip them if `max_norm` is given, let the optimizer step, and clear them. Return whether it stepped.
+
+    Raises: `ModelError` for a learning rate that the optimizer must not step with, before anything has changed;
+        `NonFiniteLossError` for gradients that are not finite.
+    """
     if not state.is_window_complete:
         return False
     if not state.grad_count:
         state.discard_gradients()
         return False
+    optimizer = ensure_optimizer(state)
+    check_rates(optimizer, state.scheduler)
     finish_gradients(state)
     held = local_gradients(state)
-    factor = 1.0
-    if max_norm is not None:
-        _, factor = _norm_and_factor(state, max_norm)
-    factor *= _data_ranks(state) / state.grad_count
+    norm, factor = _finite_norm(state), _data_ranks(state) / (state.grad_count * _scale_of(state))
     if state.scaler is not None:
-        factor /= state.scaler.scale
-        overflowed = overflows(gradient_norm(state))
-        state.scaler.update(overflowed=overflowed)
-        if overflowed:
-            state.discard_gradients()
-            return False
+        state.scaler.update(overflowed=norm is None)
+    if norm is None:
+        state.discard_gradients()
+        return False
+    if not state.is_clipped:  # else it is the norm after a clip, which noted that before it
+        state.grad_norm = norm
+    if max_norm is not None:
+        state.clip = max_norm
+        factor *= _factor(norm, max_norm)
     if factor != 1.0:
         _scale(held, factor)
-    optimizer = ensure_optimizer(state)
     state.lr = float(optimizer.param_groups[0]["lr"])
     optimizer.step()
     state.step += 1
@@ -91,8 +131,13 @@ def advance_scheduler(state: AdapterState) -> bool:
     """Advance the scheduler if the optimizer has stepped since it was advanced last. Return whether it did."""
     if state.scheduler is None or not state.is_lr_step_due:
         return False
-    state.scheduler.step()
     state.is_lr_step_due = False
+    try:
+        state.scheduler.step()
+    except (ValueError, ArithmeticError, LookupError, TypeError) as error:
+        raise ModelError(
+            f"`{type(state.scheduler).__name__}` has no learning rate after step {state.step}: {type(error).__name__}: {error}. "
+            "The weights took that step, and the learning rate stays. Set a scheduler that covers all steps.") from error
     return True
 
 
@@ -152,17 +197,49 @@ def _norm_and_factor(state: AdapterState, max_norm: float) -> tuple[float | None
         return None, 1.0
     finish_gradients(state)
     state.clip = max_norm
-    norm = gradient_norm(state) * _data_ranks(state) / (state.grad_count * (1.0 if state.scaler is None else state.scaler.scale))
-    if not math.isfinite(norm):
-        if state.scaler is not None:
-            return norm, 1.0
-        rows = shown_rows(state.rows)
-        state.discard_gradients()
-        raise NonFiniteLossError(
-            f"The gradient norm at step {state.step + 1} is {norm}, though the loss is finite. {rows} The gradients are discarded, "
-            "the weights unchanged. Try a lower learning rate, or `mixed_precision=\"no\"`.")
-    state.grad_norm = norm
-    return norm, min(1.0, max_norm / (norm + 1e-6))
+    norm = _finite_norm(state)
+    if norm is None:
+        return math.inf, 1.0
+    if not state.is_clipped:
+        state.grad_norm = norm
+    state.is_clipped = True
+    return norm, _factor(norm, max_norm)
+
+
+def _factor(norm: float, max_norm: float) -> float:
+    return min(1.0, max_norm / (norm + 1e-6))
+
+
+def _scale_of(state: AdapterState) -> float:
+    return 1.0 if state.scaler is None else state.scaler.scale
+
+
+def _finite_norm(state: AdapterState) -> float | None:
+    """Return the norm of the divided gradients; None if it is not finite and a loss scale explains it.
+
+    Raises: `NonFiniteLossError` if it is not finite and no loss scale is at work; the gradients are then discarded.
+    """
+    norm = gradient_norm(state) * _data_ranks(state) / (state.grad_count * _scale_of(state))
+    if math.isfinite(norm):
+        return norm
+    if state.scaler is not None:
+        return None
+    rows = shown_rows(state.rows)
+    state.discard_gradients()
+    raise NonFiniteLossError(
+        f"The gradient norm at step {state.step + 1} is {norm}, though the loss is finite. {rows} The gradients are discarded, "
+        "the weights unchanged. Try a lower learning rate, or `mixed_precision=\"no\"`.")
+
+
+def check_trained(
+    runner: "ModuleRunner", rows: Sequence[int | None], *, count: float, num_tokens: float, tokens_read: float,
+) -> None:
+    """Raise `DataError` for a batch of which, over all data ranks, nothing is trained on; a rank's part of it may be such."""
+    if tokens_read and not num_tokens:
+        raise DataError(f"Nothing in this batch is trained on: no token but a first one has a label other than {IGNORE_INDEX}. "
+                        f"{shown_rows(rows)} Look at how these rows were encoded, or leave them out.")
+    if num_tokens and not count:
+        runner.say_once(f"The loss counted none of the {int(num_tokens)} supervised tokens of a batch: it adds nothing to a step.")
 
 
 def shown_rows(rows: Sequence[int | None]) -> str:

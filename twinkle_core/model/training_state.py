@@ -5,15 +5,16 @@ belong to, the rest in JSON. The gradients of an open accumulation window are ke
 same step as one that was not interrupted.
 """
 
+import copy
 import inspect
 import itertools
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from twinkle_core import session
@@ -23,6 +24,7 @@ from twinkle_core.errors import CheckpointError
 from twinkle_core.model.adapter import AdapterState
 from twinkle_core.model.precision import LossScaler
 from twinkle_core.model.training import ensure_optimizer
+from twinkle_core.warning import warn
 
 FOLDER = "training_state"
 """A folder of its own, because inference engines read every `*.safetensors` beside the weights as weights."""
@@ -30,14 +32,16 @@ FOLDER = "training_state"
 _STATE, _OPTIMIZER, _GRADIENTS = "state.json", "optimizer.safetensors", "gradients.safetensors"
 _COUNTERS = ("step", "micro_steps", "grad_count", "is_lr_step_due", "grad_norm", "lr", "clip")
 _SEPARATOR = "::"
+_SHAPED = tuple(f"{_SEPARATOR}{part}" for part in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"))
+"""State of torch's optimizers that has its parameter's shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedTraining:
-    """What was read of a checkpoint and fits: `counters` and so on as they were saved, tensors by parameter name."""
+    """What was read of a checkpoint and fits: counters and so on as they were saved, the optimizer's state as it takes it."""
 
     values: dict[str, Any]
-    optimizer: dict[str, torch.Tensor]
+    optimizer: dict[str, Any] | None
     gradients: dict[str, torch.Tensor]
     random_state: dict[str, Any] | None
 
@@ -70,9 +74,20 @@ def read(folder: Path, state: AdapterState) -> SavedTraining:
     """
     source = folder / FOLDER
     values = read_json(_existing(source / _STATE))
-    saved = SavedTraining(
-        values=values, optimizer=load_file(_existing(source / _OPTIMIZER)), gradients=load_file(_existing(source / _GRADIENTS)),
-        random_state=_read_random_state(source, values))
+    try:
+        return _read(folder, values, state)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"The training state in `{source}` was changed or is damaged: {type(error).__name__}: {error}. Use "
+                              "another checkpoint, or take the weights only: `load`. Nothing was changed.") from error
+
+
+def _read(folder: Path, values: dict[str, Any], state: AdapterState) -> SavedTraining:
+    source = folder / FOLDER
+    tensors, gradients = load_file(_existing(source / _OPTIMIZER)), load_file(_existing(source / _GRADIENTS))
+    if wrong := [name for name in _COUNTERS if not _is_counter(name, values[name])]:
+        raise ValueError(f"`{wrong[0]}` is {values[wrong[0]]!r}")
     _check_optimizer(folder, values["optimizer"], state)
     scheduler = None if state.scheduler is None else type(state.scheduler).__name__
     _check_class(folder, "scheduler", (values["scheduler"] or {}).get("class"), scheduler, "set_lr_scheduler")
@@ -80,9 +95,21 @@ def read(folder: Path, state: AdapterState) -> SavedTraining:
         words = ("without", "with") if values["scaler"] is None else ("with", "without")
         raise CheckpointError(f"`{folder}` was trained {words[0]} a loss scale (fp16), this model trains {words[1]} one. "
                               "Use the same `mixed_precision` and `dtype`, or take the weights only: `load`.")
-    if unknown := sorted(set(saved.gradients) - set(state.parameters)):
+    if unknown := sorted(set(gradients) - set(state.parameters)):
         raise CheckpointError(f"`{source / _GRADIENTS}` has a gradient of `{unknown[0]}`, which this model does not train.")
-    return saved
+    _check_tensors(gradients, state.parameters)
+    optimizer = None
+    if values["optimizer"] is not None:
+        _check_tensors({name: tensor for name, tensor in tensors.items() if name.endswith(_SHAPED)}, state.parameters)
+        optimizer = _optimizer_state(ensure_optimizer(state), values["optimizer"], tensors, state.parameters)
+    if state.scheduler is not None:
+        copy.copy(state.scheduler).load_state_dict(copy.deepcopy(values["scheduler"]["state"]))
+        if type(values["scheduler"]["state"]["last_epoch"]) is not int:
+            raise ValueError("`last_epoch` of the scheduler is not an integer")
+    if values["scaler"] is not None:
+        LossScaler(**values["scaler"]).update(overflowed=False)  # a trial: of its own, with whatever the file holds
+    _other_settings(values, state)
+    return SavedTraining(values=values, optimizer=optimizer, gradients=gradients, random_state=_read_random_state(source, values))
 
 
 def apply(saved: SavedTraining, state: AdapterState) -> None:
@@ -90,11 +117,10 @@ def apply(saved: SavedTraining, state: AdapterState) -> None:
     state.discard_gradients()
     values = saved.values
     if other := _other_settings(values, state):
-        warnings.warn(f"Training goes on with what the checkpoint says, not with what this script sets: {'; '.join(other)}. To "
-                      "train with other settings, take the weights only: `load`.", stacklevel=4)
-    if values["optimizer"] is not None:
-        optimizer = ensure_optimizer(state)
-        optimizer.load_state_dict(_optimizer_state(optimizer, values["optimizer"], saved.optimizer, state.parameters))
+        warn(f"Training goes on with what the checkpoint says, not with what this script sets: {'; '.join(other)}. To "
+                      "train with other settings, take the weights only: `load`.")
+    if saved.optimizer is not None:
+        ensure_optimizer(state).load_state_dict(saved.optimizer)
     elif state.optimizer is not None:  # saved before the first step
         state.optimizer.state.clear()
     if state.scheduler is not None:
@@ -177,14 +203,32 @@ def _check_optimizer(folder: Path, values: dict[str, Any] | None, state: Adapter
                               "optimizer as the run that saved it did, or take the weights only: `load`.")
 
 
+def _is_counter(name: str, value: Any) -> bool:
+    if name == "is_lr_step_due":
+        return isinstance(value, bool)
+    if name in ("step", "micro_steps"):
+        return type(value) is int and value >= 0
+    return type(value) in (int, float) or (value is None and name in ("grad_norm", "lr"))
+
+
+def _check_tensors(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Raise `ValueError` if a tensor, named by its parameter, has not that parameter's shape."""
+    for key, tensor in tensors.items():
+        shape = parameters[key.rpartition(_SEPARATOR)[0] or key].shape
+        if tensor.shape != shape:
+            raise ValueError(f"`{key}` has shape {tuple(tensor.shape)}, the parameter {tuple(shape)}")
+
+
 def _other_settings(values: dict[str, Any], state: AdapterState) -> list[str]:
     """Return settings of optimizer and scheduler in which the script differs from a checkpoint, for people."""
     found: list[str] = []
     if values["optimizer"] is not None:
         moved = {"params", "initial_lr"} | ({"lr", "betas", "momentum"} if state.scheduler is not None else set())
-        groups = zip(values["optimizer"]["groups"], ensure_optimizer(state).param_groups, strict=True)
+        groups = list(zip(values["optimizer"]["groups"], ensure_optimizer(state).param_groups, strict=True))
         found += [f"{key}={saved[key]} (script: {present[key]})" for saved, present in groups
                   for key in saved if key in present and key not in moved and saved[key] != present[key]]
+        found += [f"lr={saved['initial_lr']} (script: {present['initial_lr']})" for saved, present in groups
+                  if saved.get("initial_lr") != present.get("initial_lr")]
     if state.scheduler is not None:
         saved, present = values["scheduler"]["state"], state.scheduler.state_dict()
         said = set(inspect.signature(type(state.scheduler)).parameters) - {"last_epoch"}
@@ -208,10 +252,19 @@ def _check_class(folder: Path, what: str, saved: str | None, present: str | None
 def _read_random_state(source: Path, values: dict[str, Any]) -> dict[str, Any] | None:
     world_size = session.current().launcher.topology().world_size
     if values["world_size"] != world_size:
-        warnings.warn(f"The checkpoint was saved by {values['world_size']} processes and is resumed by {world_size}: their random "
-                      "states do not fit, so dropout draws other numbers than the uninterrupted run.", stacklevel=2)
+        warn(f"The checkpoint was saved by {values['world_size']} processes and is resumed by {world_size}: their random "
+                      "states do not fit, so dropout draws other numbers than the uninterrupted run.")
         return None
-    return read_json(_existing(source / _random_file(session.current().launcher.topology().rank)))
+    file = source / _random_file(session.current().launcher.topology().rank)
+    saved, present = read_json(_existing(file)), collect_random_state()
+    try:
+        restore_random_state(saved)  # a trial: what is wrong with it shows before anything else has changed
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"`{file}` holds no random state: {type(error).__name__}: {error}. The checkpoint "
+                              "is damaged; use another one.") from error
+    finally:
+        restore_random_state(present)
+    return saved
 
 
 def _random_file(rank: int) -> str:

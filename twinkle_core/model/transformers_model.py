@@ -14,7 +14,7 @@ import torch
 
 from twinkle_core import registry, session
 from twinkle_core.data_format import ModelOutput
-from twinkle_core.errors import ArgumentError, ArgumentTypeError, ModelError, did_you_mean, listing
+from twinkle_core.errors import ArgumentError, ArgumentTypeError, ModelError, check_count, check_flag, did_you_mean, listing
 from twinkle_core.loss.interface import FunctionLoss
 from twinkle_core.mesh import DeviceMesh
 from twinkle_core.model import reporting, training
@@ -25,11 +25,12 @@ from twinkle_core.model.forward import MicroResult, ModuleRunner
 from twinkle_core.model.inputs import choose_loss, features_of
 from twinkle_core.model.interface import TrainableModel
 from twinkle_core.model.loading import load_pretrained, seed_once
-from twinkle_core.model.lora import LoraAdapters, lora_config
+from twinkle_core.model.lora import LoraAdapters, check_adapter_name, lora_config
 from twinkle_core.model.optimizers import build_optimizer, build_scheduler
-from twinkle_core.model.packing import check_packing
+from twinkle_core.model.packing import fit_processor
 from twinkle_core.model.pipelined import run_pipelined
-from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, resolve_dtype
+from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, check_trained_dtype, resolve_dtype
+from twinkle_core.model.undo import undone_on_error
 from twinkle_core.parallel import gradients
 from twinkle_core.parallel.choice import check_model, choose_strategies, parallelize
 from twinkle_core.parallel.pipeline import Pipeline
@@ -80,7 +81,8 @@ class TransformersModel(TrainableModel):
     ) -> None:
         weights_dtype = resolve_dtype(dtype)
         check_mixed_precision(mixed_precision)
-        _check_accumulation(gradient_accumulation_steps)
+        check_count("gradient_accumulation_steps", gradient_accumulation_steps, least=1)
+        check_flag("gradient_checkpointing", gradient_checkpointing)
         self.model_id, self.gradient_checkpointing = model_id, gradient_checkpointing
         self.mesh = device_mesh or session.current().mesh
         self._strategies = choose_strategies(self.mesh)
@@ -121,10 +123,10 @@ class TransformersModel(TrainableModel):
     def forward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
         """Run the model and keep what `calculate_loss` and `backward` need."""
         state = self._in_parts("forward", adapter_name)
-        state.training.begin()
         kept: list[tuple[MicroBatch, torch.Tensor, float]] = []
-        output, totals = self._run(
-            state, inputs, loss_inputs, lambda batch, result: kept.append((batch, result.loss, result.count)))
+        with training.all_or_nothing(state):
+            output, totals = self._run(
+                state, inputs, loss_inputs, lambda batch, result: kept.append((batch, result.loss, result.count)))
         state.pending = ForwardPass(losses=kept, totals=totals)
         return output
 
@@ -132,9 +134,9 @@ class TransformersModel(TrainableModel):
         self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, **loss_inputs: Any,
     ) -> ModelOutput:
         """Run the model without gradients and without dropout; `disable_lora` runs the base model."""
+        check_flag("disable_lora", disable_lora)
         state = self.ready(adapter_name)
-        state.evaluation.begin()
-        with self.lora.disabled() if disable_lora else contextlib.nullcontext():
+        with state.evaluation.begun(), self.lora.disabled() if disable_lora else contextlib.nullcontext():
             output, totals = self._run(state, inputs, loss_inputs, lambda batch, result: None, is_training=False)
         state.evaluation.add(totals)
         return output
@@ -142,14 +144,13 @@ class TransformersModel(TrainableModel):
     def forward_backward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
         """Add the gradients of a batch, micro-batch by micro-batch."""
         state = self.ready(adapter_name)
-        state.training.begin()
 
         def add(batch: MicroBatch, result: MicroResult) -> None:
-            training.add_gradients(state, result.loss, result.count)
-            state.rows.extend(batch.row_ids)
+            training.add_gradients(state, batch, result.loss, result.count)
 
-        training.reopen(state)
-        output, totals = self._run(state, inputs, loss_inputs, add)
+        with training.all_or_nothing(state):
+            training.reopen(state)
+            output, totals = self._run(state, inputs, loss_inputs, add)
         self._added(state, totals)
         return output
 
@@ -167,12 +168,12 @@ class TransformersModel(TrainableModel):
                              "`forward_backward`.")
         pending.is_consumed = True
         self._runner.set_mode(training=True)
-        training.reopen(state)
-        for index, (batch, loss, count) in enumerate(pending.losses):
-            with gradients.reducing(state.placed, index == len(pending.losses) - 1 and state.closes_window):
-                training.add_gradients(state, loss, count)
-            state.rows.extend(batch.row_ids)
-        pending.losses = []
+        losses, pending.losses = pending.losses, []
+        with training.all_or_nothing(state):
+            training.reopen(state)
+            for index, (batch, loss, count) in enumerate(losses):
+                with gradients.reducing(state.placed, index == len(losses) - 1 and state.closes_window):
+                    training.add_gradients(state, batch, loss, count)
         self._added(state, pending.totals)
 
     def clip_grad_norm(self, max_norm: float = 1.0, *, adapter_name: str = "") -> float | None:
@@ -214,6 +215,7 @@ class TransformersModel(TrainableModel):
     def set_optimizer(self, optimizer: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Set the optimizer; a scheduler that was set before is dropped with the old one."""
         state = self.ready(adapter_name)
+        check_trained_dtype(state.parameters.values())
         state.optimizer = build_optimizer(optimizer, state.parameters.values(), options, is_lora=state.is_lora)
         state.scheduler, state.is_lr_step_due = None, False
 
@@ -236,10 +238,7 @@ class TransformersModel(TrainableModel):
         """Set how features become tensors: options, or an `InputProcessor` class or instance of your own."""
         state = self.state(adapter_name)
         made = build_processor(processor, dict(options, micro_batch_size=micro_batch_size, packing=packing))
-        if made.packing:
-            check_packing(self._runner)
-            if "flash" in str(self.module.config._attn_implementation):
-                made.longest_packed_row = None  # these kernels skip what is masked, and know packed rows only one at a time
+        fit_processor(made, self._runner)
         state.processor = made
 
     def add_metric(self, metric: Any, *, adapter_name: str = "", **options: Any) -> None:
@@ -251,6 +250,7 @@ class TransformersModel(TrainableModel):
 
     def calculate_metric(self, is_training: bool, *, adapter_name: str = "") -> dict[str, float]:
         """Return numbers over what ran since the last call, and hand them to the trackers."""
+        check_flag("is_training", is_training)
         state = self.state(adapter_name)
         is_new = not (state.training if is_training else state.evaluation).is_empty
         numbers = reporting.collect_metrics(state, is_training=is_training)
@@ -260,31 +260,40 @@ class TransformersModel(TrainableModel):
         return numbers
 
     def add_adapter_to_model(self, adapter_name: str, config: Any, *, gradient_accumulation_steps: int = 1) -> None:
-        """Add a LoRA. What was said for the whole model before (loss, template, processor, metrics, and accumulation where it is
-        left at 1 here) is where it starts from."""
-        if not isinstance(adapter_name, str) or not adapter_name or not adapter_name.replace("-", "_").isidentifier():
-            raise ArgumentError(f"`adapter_name={adapter_name!r}`: use letters, digits, `_` and `-`, beginning with a letter.")
+        """Add a LoRA. What was said for the whole model before (loss, template, processor, metrics) is where it starts from;
+        its accumulation is its own."""
+        check_adapter_name(adapter_name)
         if adapter_name in self._adapters:
             raise ArgumentError(f"This model has an adapter `{adapter_name}` already. Adapters: {listing(self._adapters)}. Choose "
                                 "another name.")
-        _check_accumulation(gradient_accumulation_steps)
+        check_count("gradient_accumulation_steps", gradient_accumulation_steps, least=1)
         if not self._adapters and self._whole.optimizer is not None:
             if not self._whole.step:
                 raise ModelError("An optimizer was set for the whole model, which a LoRA freezes. Call `set_optimizer` after "
                                  "`add_adapter_to_model`.")
             self.precision.keep_widened()
+            if self._whole.saved_step != self._whole.step:
+                self._runner.say_once(
+                    f"The whole model has taken {self._whole.step} steps, and these weights were not saved: the adapter "
+                    f"`{adapter_name}` alone will not fit `{self.model_id}`. Call `save` before `add_adapter_to_model`, or "
+                    "`save(merge=True)` after.")
         if self._placed is not None and self._strategies and not self._adapters:
             raise ModelError("This model was used as a whole on its mesh already. Call `add_adapter_to_model` before the first "
                              "forward pass.")
         made = lora_config(config)
         whole = self._whole
+        if whole.gradient_accumulation_steps > 1 and gradient_accumulation_steps == 1:
+            self._runner.say_once(
+                f"The model was told `gradient_accumulation_steps={whole.gradient_accumulation_steps}`, which is that of "
+                f"full-parameter training; the adapter `{adapter_name}` has its own, 1. Say it in `add_adapter_to_model`.")
         parameters = self.lora.add(adapter_name, made)
+        self.lora.base_steps = whole.step
+        self._runner.forget_mode()
         whole.discard_gradients()
         self.precision.use_lora()
         self._adapters[adapter_name] = AdapterState(
             name=adapter_name, parameters=parameters, is_lora=True,
-            gradient_accumulation_steps=gradient_accumulation_steps if gradient_accumulation_steps > 1
-            else whole.gradient_accumulation_steps,
+            gradient_accumulation_steps=gradient_accumulation_steps,
             processor=copy.copy(whole.processor), loss=whole.loss, template=whole.template,
             metrics=copy.deepcopy(whole.metrics), eval_metrics=copy.deepcopy(whole.eval_metrics), scaler=self._scaler())
 
@@ -295,6 +304,8 @@ class TransformersModel(TrainableModel):
         """Save a checkpoint and return its folder."""
         from twinkle_core.model import rank_saving
 
+        check_flag("with_optimizer", with_optimizer)
+        check_flag("merge", merge)
         return rank_saving.save(self, name, output_dir, adapter_name=adapter_name, with_optimizer=with_optimizer, merge=merge,
                                 keep_last=keep_last)
 
@@ -314,6 +325,7 @@ class TransformersModel(TrainableModel):
         """Return name -> tensor of the weights, on the CPU: the adapter's, or the whole model's (merged, if asked)."""
         from twinkle_core.model import rank_saving
 
+        check_flag("merge", merge)
         return rank_saving.state_dict(self, adapter_name=adapter_name, merge=merge)
 
     def get_train_configs(self, *, adapter_name: str = "") -> str:
@@ -324,7 +336,10 @@ class TransformersModel(TrainableModel):
         """Call `patch(module)`; it changes the module in place."""
         if not callable(patch):
             raise ArgumentTypeError(f"`apply_patch` got {patch!r}. Pass a function that takes the module and changes it in place.")
-        patch(self.module)
+        self._runner.forget_mode()
+        self._runner.forget_head()
+        with undone_on_error(self.module):
+            patch(self.module)
         if self._whole.optimizer is None and not self._adapters:  # a patch may have frozen some
             self._whole.parameters = _trainable(self.module)
 
@@ -332,6 +347,7 @@ class TransformersModel(TrainableModel):
         """Upload a saved checkpoint and return its URI."""
         from twinkle_core.model import saving
 
+        check_flag("private", private)
         return saving.upload(path, repo_id, private=private)
 
     def ready(self, adapter_name: str) -> AdapterState:
@@ -374,6 +390,8 @@ class TransformersModel(TrainableModel):
         each: Callable[[MicroBatch, MicroResult], None], *, is_training: bool = True,
     ) -> tuple[ModelOutput, Totals]:
         """Run all micro-batches; `each` is called after every one."""
+        if is_training:
+            check_trained_dtype(state.parameters.values())
         features = features_of(inputs, state)
         loss, extra = choose_loss(state, loss_inputs, features, training=is_training)
         if self._pipeline is not None:
@@ -411,8 +429,3 @@ def _trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def _data_rank(mesh: DeviceMesh | None) -> int:
     """Return which slice of the data this process sees, so that data ranks draw different dropout masks and others the same."""
     return 0 if mesh is None or mesh.world_size == 1 else mesh.data_rank(session.current().launcher.topology().rank)
-
-
-def _check_accumulation(value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ArgumentError(f"`gradient_accumulation_steps={value!r}`: use an integer >= 1.")

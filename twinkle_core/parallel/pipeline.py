@@ -1,8 +1,8 @@
 """Pipeline parallelism (`pp`): each rank has some of the layers, and micro-batches flow through the ranks.
 
 `torch.distributed.pipelining` runs the schedule (1F1B, Narayanan et al. 2019; interleaved, Narayanan et al. 2021, where a rank
-holds `vpp` chunks of layers). Here the layers are cut, and a schedule is made for each shape of batch: all micro-batches of a call have
-one shape, and a step of another shape needs new buffers, without which the process is aborted.
+holds `vpp` chunks of layers). Here the layers are cut, and a schedule is made for each shape of batch: all micro-batches of a call
+have one shape, and a step of another shape needs new buffers, without which the process is aborted.
 
 Layers keep their numbers as names, so parameters are called as in the whole model. Every stage computes masks and rotary embeddings
 itself, and has a copy of the configuration with the per-layer lists cut like the layers: the model's loop indexes them by position.

@@ -120,7 +120,7 @@ class Ranks:
         if self.rank == 0:
             try:
                 outcome[0] = function()
-            except Exception as error:  # it is raised below, here and on every other rank
+            except Exception as error:  # noqa: BLE001  it is raised below, here and on every other rank
                 outcome[1] = error
         if self.mesh.world_size > 1:
             dist.broadcast_object_list(outcome, src=0)

@@ -2,5 +2,6 @@
 
 from twinkle_core.processor.micro_batch import MicroBatch, TokenOutputs
 from twinkle_core.processor.processor import InputProcessor, build_processor
+from twinkle_core.processor.tokens import Limits
 
-__all__ = ["InputProcessor", "MicroBatch", "TokenOutputs", "build_processor"]
+__all__ = ["InputProcessor", "Limits", "MicroBatch", "TokenOutputs", "build_processor"]

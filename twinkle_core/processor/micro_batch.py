@@ -43,11 +43,6 @@ class MicroBatch:
         """The number of supervised tokens."""
         return self.targets_N.shape[0]
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether rows hold several sequences."""
-        return self.position_ids_RL is not None
-
 
 @dataclass(kw_only=True)
 class TokenOutputs:

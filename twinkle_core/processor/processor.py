@@ -7,19 +7,26 @@ model does with a row, is left to the model.
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from twinkle_core.data_format import IGNORE_INDEX, InputFeature, check_feature
-from twinkle_core.errors import ArgumentError, ArgumentTypeError, DataError, check_keywords
+from twinkle_core.errors import ArgumentTypeError, DataError, check_count, check_flag, check_keywords
 from twinkle_core.processor.micro_batch import MicroBatch
 from twinkle_core.processor.packing import SINGLE_ROW, pack_rows
+from twinkle_core.processor.tokens import Limits, check_limits, integers, place_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     Int64Array = npt.NDArray[np.int64]
+
+
+_NUMBERS = ("advantages", "old_logprobs", "ref_logprobs")
+"""Inputs of a loss that are numbers in every loss; what a loss of one's own calls otherwise may be anything."""
+
+_ADVICE = "Pass one number a sequence, or one a token as `ModelOutput.logprobs` has them."
 
 
 class InputProcessor:
@@ -32,10 +39,10 @@ class InputProcessor:
     """
 
     def __init__(self, *, micro_batch_size: int | None = None, packing: bool = False, pad_token_id: int = 0) -> None:
-        if micro_batch_size is not None and (
-                not isinstance(micro_batch_size, int) or isinstance(micro_batch_size, bool) or micro_batch_size < 1):
-            raise ArgumentError(f"`micro_batch_size={micro_batch_size!r}`: use an integer >= 1, or None for all rows at once.")
-        self.micro_batch_size, self.packing, self.pad_token_id = micro_batch_size, bool(packing), pad_token_id
+        check_count("micro_batch_size", micro_batch_size, least=1, none="for all rows at once")
+        check_flag("packing", packing)
+        check_count("pad_token_id", pad_token_id, least=0)
+        self.micro_batch_size, self.packing, self.pad_token_id = micro_batch_size, packing, pad_token_id
         self.longest_packed_row: int | None = SINGLE_ROW  # the model lifts it where attention skips what is masked
 
     def prepare(self, features: Sequence[InputFeature]) -> Sequence[InputFeature]:
@@ -44,12 +51,14 @@ class InputProcessor:
 
     def micro_batches(
         self, features: Sequence[Any], loss_inputs: Mapping[str, Any] | None = None, *, device: str = "cpu",
+        limits: Limits | None = None,
     ) -> Iterator[MicroBatch]:
         """Yield micro-batches in the order of `features`; none if there are none.
 
-        Raises: `DataError` for a feature of the wrong shape or without labels, and for a loss input of another length.
+        Raises: `DataError`, before the first, for a feature of the wrong shape, without labels or beyond `limits`, and for a loss
+            input of another length.
         """
-        checked = self._check(features)
+        checked = self._check(features, limits)
         inputs = _split_inputs(loss_inputs or {}, checked)
         for rows in self._cut(checked):
             part = {name: value[rows.start:rows.stop] if is_sliced else value for name, (value, is_sliced) in inputs.items()}
@@ -86,7 +95,8 @@ class InputProcessor:
             row_ids=[feature.get("row_id") for feature in features],
             loss_inputs={name: _tensor_of(value, lengths, longest, device) for name, value in loss_inputs.items()})
 
-    def _check(self, features: Sequence[Any]) -> list[InputFeature]:
+    def _check(self, features: Sequence[Any], limits: Limits | None) -> list[InputFeature]:
+        """Return the features to train on, their ids and labels as arrays."""
         checked = [check_feature(feature, where=f"inputs[{index}]") for index, feature in enumerate(features)]
         prepared = list(self.prepare(checked))
         if len(prepared) != len(checked):
@@ -96,6 +106,13 @@ class InputProcessor:
             if "labels" not in feature:
                 raise DataError(f"inputs[{index}] has no `labels`, so nothing says what to train on or to score. Encode it without "
                                 "`add_generation_prompt`, or give it `labels` (-100 where a token is ignored).")
+            if type(self).prepare is not InputProcessor.prepare:
+                check_feature(feature, where=f"`{type(self).__name__}.prepare`: inputs[{index}]")
+            where = place_of(index, feature)
+            prepared[index] = cast(InputFeature, {
+                **feature, **{key: integers(feature[key], where=where, key=key) for key in ("input_ids", "labels")}})
+        if limits is not None:
+            check_limits(prepared, limits)
         return prepared
 
     def _cut(self, features: Sequence[InputFeature]) -> Iterator[range]:
@@ -143,18 +160,45 @@ def _split_inputs(loss_inputs: Mapping[str, Any], features: Sequence[InputFeatur
         if hasattr(value, "tolist"):
             value = value.tolist()
         if not isinstance(value, list | tuple):
+            if name in _NUMBERS and value is not None:
+                raise DataError(f"`{name}` is {_short(value)}. {_ADVICE}")
             split[name] = (value, False)
             continue
         if len(value) != len(features):
             raise DataError(f"`{name}` has {len(value)} entries, `inputs` has {len(features)} sequences. Pass one entry a "
                             "sequence.")
-        for index, entry in enumerate(value):
-            length = len(features[index]["input_ids"])
-            if isinstance(entry, list | tuple) and len(entry) != length:
-                raise DataError(f"`{name}[{index}]` has {len(entry)} entries, the sequence has {length} tokens. Pass one number a "
-                                "sequence, or one a token as `ModelOutput.logprobs` has them.")
-        split[name] = (value, True)
+        entries = [entry.tolist() if hasattr(entry, "tolist") else entry for entry in value]
+        split[name] = (_checked(name, entries, features), True)
     return split
+
+
+def _checked(name: str, value: Sequence[Any], features: Sequence[InputFeature]) -> Sequence[Any]:
+    """Return what a loss gets for each sequence: numbers, arrays with a number a token, or other values as they are."""
+    like = next((index for index, entry in enumerate(value) if isinstance(entry, int | float | list | tuple)), None)
+    if like is None:
+        if value and name in _NUMBERS:
+            raise DataError(f"`{name}[0]` is {_short(value[0])}. {_ADVICE}")
+        return value
+    one_a_token = isinstance(value[like], list | tuple)
+    checked: list[Any] = []
+    for index, entry in enumerate(value):
+        try:
+            numbers = np.asarray(entry)
+        except (ValueError, TypeError, OverflowError):
+            numbers = np.asarray(None)
+        if numbers.ndim != one_a_token or numbers.dtype.kind not in "fiub":
+            other = "" if index == like else f" where `{name}[{like}]` is {_short(value[like])}"
+            raise DataError(f"`{name}[{index}]` is {_short(entry)}{other}. {_ADVICE}")
+        length = len(features[index]["input_ids"])
+        if one_a_token and len(numbers) != length:
+            raise DataError(f"`{name}[{index}]` has {len(numbers)} entries, the sequence has {length} tokens. {_ADVICE}")
+        checked.append(numbers if one_a_token else entry)
+    return checked
+
+
+def _short(entry: Any) -> str:
+    text = repr(entry)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _tensor_of(value: Any, lengths: Sequence[int], longest: int, device: str) -> Any:
@@ -163,13 +207,9 @@ def _tensor_of(value: Any, lengths: Sequence[int], longest: int, device: str) ->
 
     if not isinstance(value, list | tuple) or not value:
         return value
-    if not isinstance(value[0], list | tuple):
-        return torch.tensor(value, dtype=torch.float32, device=device) if _is_number(value[0]) else value
+    if not isinstance(value[0], list | tuple | np.ndarray):
+        return torch.tensor(value, dtype=torch.float32, device=device) if isinstance(value[0], int | float) else value
     array = np.zeros((len(value), longest), np.float32)
     for row, (numbers, length) in enumerate(zip(value, lengths, strict=True)):
         array[row, : length - 1] = numbers[1:]
     return torch.from_numpy(array).to(device)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)

@@ -1,13 +1,11 @@
 """The metaclass that lets a launcher decide where a component is built."""
 
-import functools
 import inspect
 from abc import ABCMeta
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twinkle_core import session
-from twinkle_core.errors import ArgumentTypeError, check_keywords
+from twinkle_core.errors import ArgumentTypeError, check_keywords, checks_keywords
 
 C = TypeVar("C", bound=type)
 
@@ -23,7 +21,7 @@ class RemoteMeta(ABCMeta):
         for attribute, value in namespace.items():
             overrides = any(hasattr(getattr(base, attribute, None), "__remote_mark__") for base in bases)
             if hasattr(value, "__remote_mark__") or (overrides and inspect.isfunction(value)):
-                namespace[attribute] = _checks_keywords(value, f"{name}.{attribute}")
+                namespace[attribute] = checks_keywords(value, f"{name}.{attribute}")
         return super().__new__(mcls, name, bases, namespace, **kwargs)
 
     if not TYPE_CHECKING:
@@ -34,7 +32,7 @@ class RemoteMeta(ABCMeta):
             try:
                 bound = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
-                raise ArgumentTypeError(f"`{cls.__name__}{signature}`: {error}.") from error
+                raise ArgumentTypeError(f"`{cls.__name__}(...)`: {error}. Call it as `{cls.__name__}{signature}`.") from error
             current = session.current()
             return current.launcher.create(
                 cls, args, kwargs, group=current.group(bound.get("remote_group")), mesh=bound.get("device_mesh"))
@@ -67,20 +65,6 @@ def remote_class(cls: C) -> C:
     namespace = {name: value for name, value in vars(cls).items() if hasattr(value, "__remote_mark__")}
     namespace |= {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     return RemoteMeta(cls.__name__, (cls,), namespace)  # type: ignore[return-value]
-
-
-def _checks_keywords(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    signature = inspect.signature(method)
-    if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-        return method
-
-    @functools.wraps(method)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs.keys() <= signature.parameters.keys():
-            _check(name, signature, kwargs)
-        return method(*args, **kwargs)
-
-    return checked
 
 
 def _check(name: str, signature: inspect.Signature, kwargs: dict[str, Any]) -> None:

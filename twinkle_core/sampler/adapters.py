@@ -8,7 +8,7 @@ that names it; nothing is ever sampled from the base model instead.
 import copy
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from twinkle_core.checkpoint.folder import is_checkpoint
 from twinkle_core.checkpoint.manifest import verify
 from twinkle_core.errors import ArgumentError, CheckpointError, HubError, ModelError, SamplerError, did_you_mean, listing
 from twinkle_core.hub import resolve_model
-from twinkle_core.model.identity import check_model, describe_model
+from twinkle_core.model import identity
+from twinkle_core.model.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_weights, read_weights
 from twinkle_core.model.loading import seeded
-
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+from twinkle_core.model.merging import plain_weights
 
 Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 
@@ -41,8 +41,6 @@ class AdapterModels:
     """
 
     def __init__(self, base: Any, *, model_id: str, keep: int, load_model: Callable[[Path], torch.nn.Module]) -> None:
-        if keep < 1:
-            raise ArgumentError(f"`max_cached_adapters={keep}`: use an integer >= 1.")
         self.base = base
         self.model_id = model_id
         self._keep = keep
@@ -85,28 +83,35 @@ class AdapterModels:
         return loaded.model
 
     def _load(self, folder: Path, uri: str) -> torch.nn.Module:
-        if is_checkpoint(folder):
-            try:
-                identity = verify(folder).identity.get("model", {})
-                check_model(folder, identity, describe_model(self.base.config.to_dict()))
-            except CheckpointError as error:
-                raise SamplerError(f"The checkpoint `{uri}` cannot be used: {error}") from error
-        if (folder / CONFIG).exists():
-            return merge_adapter(self.base, folder, what=f"`{uri}` does not fit `{self.model_id}`")
-        return self._load_full(folder, uri)
+        try:
+            if is_checkpoint(folder):
+                self._check_identity(folder)
+            if (folder / ADAPTER_CONFIG).exists():
+                return merge_adapter(self.base, folder, what=f"`{uri}` does not fit `{self.model_id}`")
+            return self._load_full(folder, uri)
+        except CheckpointError as error:
+            raise SamplerError(f"The checkpoint `{uri}` cannot be used with `{self.model_id}`: {error}") from error
+
+    def _check_identity(self, folder: Path) -> None:
+        """Hold a manifest against the model. An adapter of other weights is an error here, where `TransformersModel.load` warns:
+        it may be trained on, but what is sampled through it is of neither model."""
+        saved = verify(folder).identity
+        identity.check_model(folder, saved.get("model", {}), identity.describe_model(self.base.config.to_dict()))
+        if identity.differs(saved.get("base_samples", {}), identity.sample_weights(plain_weights(self.base))):
+            raise CheckpointError(f"it is an adapter of `{saved.get('model_id')}`, whose weights are others, though the sizes are "
+                                  "the same. Sample with the model that it was trained on.")
 
     def _load_full(self, folder: Path, uri: str) -> torch.nn.Module:
         if not (folder / "config.json").exists():
             names = listing(path.name for path in folder.iterdir())
-            raise SamplerError(f"`{uri}` is not a checkpoint: {folder} has neither `{CONFIG}` (a LoRA) nor `config.json` (a "
-                               f"model). It holds: {names}. Pass what `save` returned.")
+            raise SamplerError(f"`{uri}` is not a checkpoint: {folder} has neither `{ADAPTER_CONFIG}` (a LoRA) nor `config.json` "
+                               f"(a model). It holds: {names}. Pass what `save` returned.")
         try:
             model = self._load_model(folder)
         except (ModelError, HubError) as error:
             raise SamplerError(f"The checkpoint `{uri}` cannot be loaded: {error}") from error
-        expected = {name: tuple(tensor.shape) for name, tensor in self.base.state_dict().items()}
-        given = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        _check_shapes(given, expected, what=f"`{uri}` is another model than `{self.model_id}`")
+        given, expected = ({name: tuple(tensor.shape) for name, tensor in each.state_dict().items()} for each in (model, self.base))
+        identity.check_shapes(folder, given, expected, is_exact=True)
         return model
 
 
@@ -116,33 +121,38 @@ def locate(uri: str) -> Path:
         raise ArgumentError(f"`adapter_uri={uri!r}`: pass the string that `save` returned.")
     try:
         folder = resolve_model(uri) if "://" in uri else Path(uri).expanduser()
-    except HubError as error:
-        raise SamplerError(f"The adapter `{uri}` cannot be found: {error}") from error
-    if not folder.is_dir():
+        is_folder = folder.is_dir()
+    except (HubError, OSError, RuntimeError) as error:  # the last two: a path that is too long, or `~` of nobody
+        raise SamplerError(f"The adapter `{uri[:200]}` cannot be found: {str(error)[:400]}") from error
+    if not is_folder:
         raise SamplerError(f"The adapter `{uri}` is not a folder (looked at {folder.absolute()}). Pass what `save` returned.")
     return folder
 
 
 def fingerprint_of(folder: Path) -> Fingerprint:
     """Return what changes when a file of `folder` is written again, even with the same size and modification time."""
-    stats = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json")]
+    files = (path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json"))
+    stats = [(path.name, path.stat()) for path in files if path.exists()]  # a link may lead nowhere
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for name, stat in stats)
 
 
 def merge_adapter(base: torch.nn.Module, folder: Path, *, what: str) -> torch.nn.Module:
     """Return a copy of `base` with the LoRA in `folder` merged in; weights it does not change share memory with `base`.
 
-    `what` begins the text of an error. Raises: `SamplerError` if a file cannot be read, or if names or shapes do not match.
-    """
-    from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+    `what` begins the text of an error. Unlike `plain_weights(merge=)` this never adds into the memory of the base for a while.
 
-    weights = _read_weights(folder / WEIGHTS)
+    Raises: `CheckpointError` if the weights cannot be read, or if their names or shapes do not match; `SamplerError` for a
+        configuration that cannot be used.
+    """
+    from peft import LoraConfig, PeftConfig, get_peft_model, set_peft_model_state_dict
+
+    weights = dict(read_weights(folder))
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (ValueError, TypeError, KeyError) as error:
-        raise SamplerError(f"{folder / CONFIG} cannot be read: {error}. Save the adapter again.") from error
+        raise SamplerError(f"{folder / ADAPTER_CONFIG} cannot be read: {error}. Save the adapter again.") from error
     if not isinstance(config, LoraConfig):
-        raise SamplerError(f"{folder / CONFIG} has `peft_type={config.peft_type!r}`. The sampler takes LoRA adapters.")
+        raise SamplerError(f"{folder / ADAPTER_CONFIG} has `peft_type={config.peft_type!r}`. The sampler takes LoRA adapters.")
     config.inference_mode = True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft warns of tied weights, which `_share` has untied
@@ -151,28 +161,16 @@ def merge_adapter(base: torch.nn.Module, folder: Path, *, what: str) -> torch.nn
                 adapted = get_peft_model(_share(base), config)  # type: ignore[arg-type]
         except (ValueError, TypeError, RuntimeError) as error:
             raise SamplerError(f"{what}: {error}") from error
-        expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-        _check_shapes(*({name.removeprefix("base_model.model."): tuple(tensor.shape) for name, tensor in table.items()}
-                        for table in (weights, expected)), what=what)
+        given, expected = ({name: tuple(tensor.shape) for name, tensor in table.items()}
+                           for table in (weights, adapter_weights(adapted, "default")))
+        identity.check_shapes(folder, given, expected, is_exact=True)
         set_peft_model_state_dict(adapted, weights)
         try:
             # safe: makes new tensors instead of adding into those that are shared with the base
             merged = adapted.merge_and_unload(safe_merge=True)  # type: ignore[operator]
         except ValueError as error:
-            raise SamplerError(f"{folder / WEIGHTS} cannot be merged: {error}. Its weights are not finite.") from error
+            raise SamplerError(f"{folder / ADAPTER_WEIGHTS} cannot be merged: {error}. Its weights are not finite.") from error
     return merged.eval()
-
-
-def _read_weights(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except FileNotFoundError as error:
-        raise SamplerError(f"{path} is missing. The folder is not a complete adapter; save it again.") from error
-    except (SafetensorError, OSError) as error:
-        raise SamplerError(f"{path} cannot be read: {error}. It is damaged or incomplete; save it again.") from error
 
 
 def _share(base: torch.nn.Module) -> torch.nn.Module:
@@ -187,17 +185,3 @@ def _share(base: torch.nn.Module) -> torch.nn.Module:
             if parameter is not None:
                 module._parameters[name] = torch.nn.Parameter(parameter.detach(), requires_grad=False)
     return clone
-
-
-def _check_shapes(given: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], *, what: str) -> None:
-    reasons = []
-    for names, text in ((sorted(given.keys() - expected.keys()), "it has {} that the model does not have"),
-                        (sorted(expected.keys() - given.keys()), "it lacks {} that the model needs")):
-        if names:
-            shown = ", ".join(f"`{name}`" for name in names[:3])
-            reasons.append(text.format(f"{len(names)} tensors ({shown}{', ...' if len(names) > 3 else ''})"))
-    reasons.extend(f"`{name}` has shape {given[name]} where the model needs {expected[name]}"
-                   for name in sorted(given.keys() & expected.keys()) if given[name] != expected[name])
-    if reasons:
-        more = f"; and {len(reasons) - 4} more" if len(reasons) > 4 else ""
-        raise SamplerError(f"{what}: {'; '.join(reasons[:4])}{more}. Use the model that it was trained on.")

@@ -7,19 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from twinkle_core.data_format import IGNORE_INDEX, InputFeature, SampleResponse, check_feature
+from twinkle_core.data_format import InputFeature, SampleResponse, check_feature, extend_feature
 from twinkle_core.errors import ArgumentTypeError, SamplerError
+from twinkle_core.processor.tokens import Limits, integers
 
 if TYPE_CHECKING:
     from twinkle_core.template.template import Template
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the model can read: token ids below `vocab_size`, and `positions` tokens, prompt and completion together."""
-
-    vocab_size: int
-    positions: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +25,7 @@ class Prompt:
 
     def extend(self, tokens: Sequence[int], logprobs: Sequence[float]) -> InputFeature:
         """Return prompt and completion as a feature: the completion is labelled, and has its log-probabilities."""
-        length = len(self.tokens)
-        feature: dict[str, Any] = {
-            "input_ids": [*self.tokens, *tokens],
-            "labels": [IGNORE_INDEX] * length + list(tokens),
-            "old_logprobs": [0.0] * length + list(logprobs),
-            **self.carried,
-        }
-        return cast(InputFeature, feature)
+        return extend_feature(cast(InputFeature, {"input_ids": self.tokens, **self.carried}), tokens, logprobs=logprobs)
 
 
 def read_prompts(inputs: Sequence[Any], template: "Template | None", limits: Limits, *, max_tokens: int) -> list[Prompt]:
@@ -50,7 +36,7 @@ def read_prompts(inputs: Sequence[Any], template: "Template | None", limits: Lim
     Raises:
         ArgumentTypeError: `inputs` is not a list of features or conversations.
         SamplerError: a prompt is empty, too long, or has a token that the model does not know; a conversation without a template.
-        DataError: a feature has unknown keys or wrong lengths.
+        DataError: a feature has unknown keys, wrong lengths, or tokens that are no integers.
     """
     if isinstance(inputs, (str, bytes, Mapping)) or not isinstance(inputs, Sequence):
         raise ArgumentTypeError(f"`sample(inputs=)` got a {type(inputs).__name__}. Pass a list of features or of conversations.")
@@ -70,7 +56,7 @@ def _read(item: Any, template: "Template | None", limits: Limits, max_tokens: in
         raise SamplerError(f"{where} is an empty prompt. A model continues at least one token; begin with the tokenizer's "
                            "beginning-of-text token if there is nothing to say.")
     feature = check_feature(item, where=where)
-    tokens = [int(token) for token in feature["input_ids"]]
+    tokens: list[int] = integers(feature["input_ids"], where=where, key="input_ids").tolist()
     wrong = next((token for token in tokens if not 0 <= token < limits.vocab_size), None)
     if wrong is not None:
         raise SamplerError(f"{where} has the token {wrong}, but the model's vocabulary is 0 to {limits.vocab_size - 1}. Encode it "

@@ -5,26 +5,27 @@ of what `decoding` returns. It holds the whole model on each rank; other ranks s
 """
 
 import itertools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from twinkle_core import registry, session
 from twinkle_core.data_format import SampledSequence, SampleResponse, SamplingParams
-from twinkle_core.errors import ArgumentError, HubError, MeshError, SamplerError, TemplateError
+from twinkle_core.errors import ArgumentError, HubError, MeshError, SamplerError, TemplateError, check_count
 from twinkle_core.mesh import DeviceMesh
 from twinkle_core.model.loading import load_pretrained
 from twinkle_core.model.precision import resolve_dtype
 from twinkle_core.platforms.choice import choose_device
+from twinkle_core.processor import Limits
 from twinkle_core.remote import remote_function
 from twinkle_core.sampler.adapters import AdapterModels
 from twinkle_core.sampler.choosing import stream_seed
 from twinkle_core.sampler.decoding import Completion, Job, complete
 from twinkle_core.sampler.interface import Sampler
 from twinkle_core.sampler.probing import can_pad
-from twinkle_core.sampler.prompts import Limits, Prompt, read_prompts
+from twinkle_core.sampler.prompts import Prompt, read_prompts
 from twinkle_core.sampler.stopping import StopRule
 from twinkle_core.template.template import load_tokenizer
+from twinkle_core.warning import warn
 
 _COUNTER = "twinkle_core.sampler.count"
 
@@ -67,8 +68,8 @@ class TorchSampler(Sampler):
         remote_group: str | None = None,
         device_mesh: DeviceMesh | None = None,
     ) -> None:
-        if max_batch_size < 1:
-            raise ArgumentError(f"`max_batch_size={max_batch_size}`: use an integer >= 1.")
+        check_count("max_batch_size", max_batch_size, least=1)
+        check_count("max_cached_adapters", max_cached_adapters, least=1)
         if device_mesh is not None and device_mesh.world_size != device_mesh.data_world_size:
             raise MeshError(f"`TorchSampler` holds the whole model on each rank, but the mesh is {device_mesh.factors()}. Use `dp` "
                             "and `fsdp` only.")
@@ -83,8 +84,8 @@ class TorchSampler(Sampler):
         what = f"`{model_id}` (model type `{self.model.config.model_type}`)"
         self._can_pad = can_pad(self.model, what=what)
         if not self._can_pad:
-            warnings.warn(f"{what} lets padding into its state, so only prompts of one length are computed together. Prompts of "
-                          "many lengths will be slow.", stacklevel=2)
+            warn(f"{what} lets padding into its state, so only prompts of one length are computed together. Prompts of "
+                          "many lengths will be slow.")
         self._tokenizer: Any = None
         self._adapters = AdapterModels(self.model, model_id=model_id, keep=max_cached_adapters,
                                        load_model=lambda folder: load_pretrained(str(folder), **self._load_options))
@@ -159,7 +160,7 @@ class TorchSampler(Sampler):
     ) -> list[SampleResponse]:
         params = SamplingParams.of(sampling_params)
         model = self._adapters.get(adapter_name, adapter_uri)
-        prompts = read_prompts(inputs, self._template, self._limits(), max_tokens=params.max_tokens)
+        prompts = read_prompts(inputs, self._template, Limits.of(self.model.config), max_tokens=params.max_tokens)
         seeds = self._seeds(prompts, params)
         self._calls += 1
         rule = self._stop_rule(params)
@@ -205,11 +206,6 @@ class TorchSampler(Sampler):
         rank = mesh.data_rank(current.launcher.topology().rank) if mesh is not None else 0
         return [[stream_seed("drawn", current.seed, rank, self._number, self._calls, index, sample) for sample in samples]
                 for index in range(len(prompts))]
-
-    def _limits(self) -> Limits:
-        config = self.model.config.get_text_config()
-        return Limits(vocab_size=self.model.get_input_embeddings().weight.shape[0],
-                      positions=getattr(config, "max_position_embeddings", None))
 
     def _stop_rule(self, params: SamplingParams) -> StopRule:
         tokenizer = self._template.tokenizer if self._template is not None else self._own_tokenizer()

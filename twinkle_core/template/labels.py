@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from twinkle_core.errors import TemplateError
-from twinkle_core.template.render import Renderer, Tools
+from twinkle_core.template.render import Renderer, Tools, refusals
 from twinkle_core.template.shape import Grain, Messages, decompose
 from twinkle_core.template.spans import Skeleton, SpanFinder
 
@@ -119,7 +119,7 @@ class Labeller:
             return self._finder.skeleton(conversation.messages, parts, conversation.tools, grain, is_prompt=is_prompt)
         except TemplateError as error:
             return error
-        except Exception as error:  # the boundary to foreign code: a template raises whatever it likes
+        except refusals() as error:
             return TemplateError(f"the template cannot render this shape of conversation: {type(error).__name__}: {error}.")
 
     def _hidden(self, conversation: Conversation, skeleton: Skeleton) -> TemplateError | None:

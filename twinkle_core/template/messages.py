@@ -70,6 +70,9 @@ def _clean_message(message: object, knows_reasoning: bool, row: int | None, turn
                 clean[key] = drop_nulls(value)
         if given.get("tool_calls"):
             clean["tool_calls"] = _clean_calls(given["tool_calls"], row, turn)
+    if not isinstance(clean.get("reasoning_content", ""), str):
+        raise TemplateError(f"the message's `reasoning_content` is {_shown(clean['reasoning_content'])}. Use text, or leave it "
+                            "out.", row=row, turn=turn)
     if knows_reasoning and role == "assistant" and "reasoning_content" not in clean and "</think>" in text:
         reasoning, answer = split_reasoning(text)
         if reasoning is not None:

@@ -3,6 +3,7 @@
 Knows transformers and jinja, and what a template does with `arguments`; nothing of labels.
 """
 
+import functools
 import json
 import re
 from functools import cached_property
@@ -21,6 +22,17 @@ _PROBE_CALL: Messages = [
 ]
 
 Tools = list[dict[str, Any]] | None
+
+
+@functools.cache
+def refusals() -> tuple[type[Exception], ...]:
+    """Return what a template raises when it refuses a conversation: jinja's errors, and those of expressions on absent values.
+
+    Anything else is a fault of the code around it and must not pass for a refusal.
+    """
+    import jinja2
+
+    return jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 
 class Renderer:
@@ -89,7 +101,7 @@ class Renderer:
         for form in ((False, False), (False, True), (True, False), (True, True)):
             try:
                 text = self._apply(_in_form(_PROBE_CALL, *form))
-            except Exception:  # the boundary to foreign code: a template raises whatever it likes
+            except refusals():
                 continue
             if text.count(_PROBE) >= 4 and f"{{'{_PROBE}': '{_PROBE}'}}" not in text:
                 return form

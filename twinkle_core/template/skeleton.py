@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from twinkle_core.template.render import refusals
 from twinkle_core.template.shape import Grain, Messages, Slot, substitute
 
 Render = Callable[[Messages], str]
@@ -164,7 +165,7 @@ def outline(messages: Messages, grain: Grain, render: Render) -> tuple[Outline, 
 def _padded(messages: Messages, grain: Grain, render: Render, placeholders: _Placeholders) -> tuple[str, list[str]] | None:
     try:
         return render(substitute(messages, grain, placeholders)), placeholders.given
-    except Exception:  # the boundary to foreign code: a template may refuse texts that begin with a blank
+    except refusals():  # a template may refuse texts that begin with a blank
         return None
 
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from twinkle_core.errors import TemplateError
-from twinkle_core.template.render import Renderer, Tools
+from twinkle_core.template.render import Renderer, Tools, refusals
 from twinkle_core.template.shape import Grain, Messages
 from twinkle_core.template.skeleton import Outline, Sample, outline, render_sample
 
@@ -112,7 +112,7 @@ class SpanFinder:
         try:
             return render_sample(
                 messages, grain, lambda shown: self._renderer.render(shown, tools, add_generation_prompt=is_prompt))
-        except Exception:  # the boundary to foreign code: templates refuse beginnings of conversations by raising
+        except refusals():  # templates refuse beginnings of conversations by raising
             return None
 
     def remembered(self, key: Any) -> "Tail | None":

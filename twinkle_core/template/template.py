@@ -4,21 +4,21 @@ Renders with the tokenizer's own chat template, so tokens are those of `apply_ch
 `twinkle_core.template.labels`; padding, shifting and tensors are the processor's.
 """
 
-import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from twinkle_core.data_format import IGNORE_INDEX, InputFeature, Message, ToolCall, Trajectory
-from twinkle_core.errors import ArgumentError, DataError, MissingExtraError, TemplateError, did_you_mean, listing
+from twinkle_core.data_format import IGNORE_INDEX, InputFeature, Message, ToolCall, Trajectory, extend_feature
+from twinkle_core.errors import ArgumentError, MissingExtraError, TemplateError, checks_keywords, did_you_mean, listing
 from twinkle_core.template.calls import parse_json_calls
 from twinkle_core.template.labels import Conversation, Labeller, Ranges, tools_key
 from twinkle_core.template.messages import TRAJECTORY_KEYS, clean_messages, clean_tools, split_reasoning
-from twinkle_core.template.render import Renderer, Tools
+from twinkle_core.template.render import Renderer, Tools, refusals
 from twinkle_core.template.stability import is_prefix_stable
 from twinkle_core.template.truncation import TruncationStrategy, check_truncation, truncate
+from twinkle_core.warning import warn
 
 
 class Template:
@@ -43,6 +43,7 @@ class Template:
     Raises: `HubError` if there is no such model; `TemplateError` if its tokenizer has no chat template or is not a fast one.
     """
 
+    @checks_keywords
     def __init__(
         self,
         model_id: str,
@@ -77,8 +78,8 @@ class Template:
                                 "the path of a file.")
         self._prepare()
         if enable_thinking is not None and "enable_thinking" not in self._renderer.source():
-            warnings.warn(
-                f"The chat template {self.name} has no switch `enable_thinking`; {enable_thinking} changes nothing.", stacklevel=2)
+            warn(
+                f"The chat template {self.name} has no switch `enable_thinking`; {enable_thinking} changes nothing.")
 
     def _prepare(self) -> None:
         self._renderer = Renderer(self.tokenizer, self.chat_template, self.variables())
@@ -198,24 +199,8 @@ class Template:
     def concat_input_feature(
         self, feature: InputFeature, tokens: Sequence[int], *, logprobs: Sequence[float] | None = None,
     ) -> InputFeature:
-        """Return a new feature: `feature`, most often a prompt, with `tokens` behind it, which are supervised.
-
-        Args:
-            feature: not mutated.
-            tokens: what the model answered.
-            logprobs: of each of `tokens`; they become `old_logprobs`, 0.0 for tokens before them. Needed if `feature` has some.
-        """
-        ids, new = feature["input_ids"], list(tokens)
-        joined = cast(InputFeature, dict(feature))
-        joined["input_ids"] = [*ids, *new]
-        joined["labels"] = [*feature.get("labels", [IGNORE_INDEX] * len(ids)), *new]
-        if logprobs is None and "old_logprobs" in feature:
-            raise DataError("The feature has `old_logprobs`. Pass `logprobs=` of the tokens to append as well.")
-        if logprobs is not None:
-            if len(logprobs) != len(new):
-                raise DataError(f"`logprobs` has {len(logprobs)} entries for {len(new)} tokens. Pass one a token.")
-            joined["old_logprobs"] = [*feature.get("old_logprobs", [0.0] * len(ids)), *logprobs]
-        return joined
+        """Return `feature`, most often a prompt, with the supervised `tokens` behind it, as `extend_feature` does."""
+        return extend_feature(feature, tokens, logprobs=logprobs)
 
     @cached_property
     def is_prefix_stable(self) -> bool:
@@ -290,7 +275,7 @@ class Template:
             batch, tools = [rows[position].messages for position in positions], rows[positions[0]].tools
             try:
                 rendered = self._renderer.render_batch(batch, tools, add_generation_prompt=is_prompt)
-            except Exception:  # the boundary to foreign code: one row was refused; found below
+            except refusals():  # one row was refused; found below
                 rendered = [self._render_one(rows[position], is_prompt) for position in positions]
             for position, text in zip(positions, rendered, strict=True):
                 texts[position] = text
@@ -299,7 +284,7 @@ class Template:
     def _render_one(self, conversation: Conversation, is_prompt: bool) -> str:
         try:
             return self._renderer.render(conversation.messages, conversation.tools, add_generation_prompt=is_prompt)
-        except Exception as error:  # the boundary to foreign code: a template raises whatever it likes
+        except refusals() as error:
             roles = ", ".join(message["role"] for message in conversation.messages)
             raise TemplateError(f"the template {self.name} refuses the conversation ({roles}): {error}. Bring the messages into "
                                 "an order that it takes, or pass another `chat_template`.", row=conversation.row) from error
@@ -343,9 +328,9 @@ def _read_chat_template(chat_template: str | Path | None) -> str | None:
     path = Path(chat_template)
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"`chat_template={str(chat_template)!r}` is neither a jinja template (it has no braces) nor a file "
-                            f"that can be read: {error}.") from error
+                            f"that can be read: {error}. Pass the text of a template, or the path of a file.") from error
 
 
 def _check_trajectory(trajectory: object, row: int | None) -> None:

@@ -4,18 +4,17 @@ Weights are drawn by numpy's frozen generator from the name of each parameter, s
 with every version of torch, and torch's own generator is left as it was. Where they are kept is the hub's business.
 """
 
-import contextlib
 import copy
 import json
 import math
 import shutil
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinkle_core.errors import MissingExtraError
+from twinkle_core.model.loading import without_progress_bar
 
 if TYPE_CHECKING:
     import torch
@@ -100,23 +99,9 @@ def write_model(name: str, folder: Path) -> None:
         for parameter_name, parameter in model.named_parameters():
             _fill(parameter_name, parameter)
     model.generation_config = transformers.GenerationConfig(eos_token_id=IM_END, pad_token_id=PAD, do_sample=False)
-    with _no_progress_bar():
+    with without_progress_bar():
         model.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
-
-
-@contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keep transformers from showing one for a file of 4 MB."""
-    from transformers.utils import logging
-
-    was_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_shown:
-            logging.enable_progress_bar()
 
 
 def _fill(name: str, parameter: "torch.Tensor") -> None:
