@@ -91,6 +91,7 @@ def twinkle_register_models() -> Mapping[str, str]:
 @hookimpl
 def twinkle_register_parallel_strategies() -> Mapping[str, str]:
     return {
+        "pp": "twinkle_core.parallel.pipeline:PipelineStrategy",
         "dp": "twinkle_core.parallel.data_parallel:ReplicateStrategy",
         "fsdp": "twinkle_core.parallel.data_parallel:ShardStrategy",
         "tp": "twinkle_core.parallel.tensor:TensorStrategy",

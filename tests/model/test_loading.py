@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from twinkle_core import session
+from twinkle_core import registry, session
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, HubError, MeshError, ModelError, UnknownArgumentError
 from twinkle_core.mesh import DeviceMesh
 from twinkle_core.model.loading import load_pretrained
@@ -69,8 +69,9 @@ def test_a_model_that_is_nowhere_is_a_hub_error(tmp_path):
 
 def test_a_mesh_axis_without_a_strategy_is_named(folder, monkeypatch):
     monkeypatch.setattr(session.current().launcher, "create", lambda cls, args, kwargs, **_: type.__call__(cls, *args, **kwargs))
-    with pytest.raises(MeshError, match="`pp_size=2`: no parallel strategy for the mesh axis `pp` is installed"):
-        TransformersModel(folder("qwen3"), device_mesh=DeviceMesh.from_sizes(pp_size=2))
+    monkeypatch.setattr(registry, "names", lambda kind: {})
+    with pytest.raises(MeshError, match="`fsdp_size=2`: no parallel strategy for the mesh axis `fsdp` is installed"):
+        TransformersModel(folder("qwen3"), device_mesh=DeviceMesh.from_sizes(fsdp_size=2))
 
 
 def test_a_mesh_of_one_rank_is_one_device(folder):

@@ -138,6 +138,7 @@ class AdapterState:
         last_metrics: the last answers of `calculate_metric`, by `is_training`.
         pending: the last `forward`.
         is_reduced: whether the gradients held are reduced over the ranks.
+        random_states: rank -> state of its generators, in a state that was gathered from several ranks to be saved.
         placed: the ranks that the parameters live on, and what was done to them there; None before the first use.
     """
 
@@ -168,6 +169,7 @@ class AdapterState:
     last_metrics: dict[bool, dict[str, float]] = field(default_factory=dict)
     pending: ForwardPass | None = None
     is_reduced: bool = False
+    random_states: dict[int, dict[str, Any]] = field(default_factory=dict)
     placed: "Placed | None" = None
 
     @property

@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from twinkle_core.data_format import IGNORE_INDEX, InputFeature, ModelOutput
-from twinkle_core.errors import DataError
+from twinkle_core.data_format import ModelOutput
 from twinkle_core.loss.interface import Loss
 from twinkle_core.model import training
 from twinkle_core.model.adapter import AdapterState, Totals
 from twinkle_core.model.forward import MicroResult, ModuleRunner
+from twinkle_core.model.pipelined import empty_batch
 from twinkle_core.parallel import gradients
 from twinkle_core.parallel.ranks import DATA_AXES
 from twinkle_core.processor import Limits, MicroBatch
@@ -69,20 +69,9 @@ def run_batches(
         if bad_rows or not math.isfinite(sums[0]):
             training.raise_not_finite(state, bad_rows, bad_loss or sums[0], is_training=is_training)
         if is_training:
-            _check_trained(runner, rows, count=sums[1], num_tokens=sums[2], tokens_read=sums[3])
+            training.check_trained(runner, rows, count=sums[1], num_tokens=sums[2], tokens_read=sums[3])
     totals = Totals(loss_sum=sums[0], count=sums[1], num_tokens=int(sums[2]), tokens_read=int(sums[3]))
     return ModelOutput(loss=totals.loss, num_tokens=totals.num_tokens, logprobs=logprobs), totals
-
-
-def _check_trained(
-    runner: ModuleRunner, rows: Sequence[int | None], *, count: float, num_tokens: float, tokens_read: float,
-) -> None:
-    """Raise `DataError` for a batch of which, over all data ranks, nothing is trained on; a rank's part of it may be such."""
-    if tokens_read and not num_tokens:
-        raise DataError(f"Nothing in this batch is trained on: no token but a first one has a label other than {IGNORE_INDEX}. "
-                        f"{training.shown_rows(rows)} Look at how these rows were encoded, or leave them out.")
-    if num_tokens and not count:
-        runner.say_once(f"The loss counted none of the {int(num_tokens)} supervised tokens of a batch: it adds nothing to a step.")
 
 
 def _in_step(
@@ -102,10 +91,4 @@ def _in_step(
     count = ranks.max_number(len(own), *DATA_AXES)
     for index in range(count):
         is_real = index < len(own)
-        yield own[index] if is_real else _empty(state, loss_inputs, device), is_real, index == count - 1
-
-
-def _empty(state: AdapterState, loss_inputs: Mapping[str, Any], device: str) -> MicroBatch:
-    row = InputFeature(input_ids=[state.processor.pad_token_id] * 2, labels=[IGNORE_INDEX] * 2)
-    inputs = {name: [0.0] if isinstance(value, list | tuple) else value for name, value in loss_inputs.items()}
-    return state.processor.collate([row], inputs, device=device)
+        yield own[index] if is_real else empty_batch(state, loss_inputs, device), is_real, index == count - 1

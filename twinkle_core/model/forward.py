@@ -5,7 +5,8 @@ what the model's own `forward` gives is checked once on a few tokens; a model th
 that is said. Accumulating gradients is left to `twinkle_core.model.training`.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,19 +68,37 @@ class ModuleRunner:
         with torch.set_grad_enabled(training), self.precision.autocast():
             root = self.placed.replica if training and self.placed is not None and self.placed.replica is not None else self.root
             value, count, outputs = root(batch, loss, scale)
-        row = torch.cat([value.detach().double().reshape(1), count.double().reshape(1),
-                         outputs.logprobs.detach().double().reshape(-1)]).tolist()
-        check_count(loss, row[1])
-        if training and row[1] and outputs.logprobs.requires_grad and not value.requires_grad:
-            raise ModelError(f"The loss `{loss_name(loss)}` returned a sum without a gradient, so nothing would be trained. "
-                             "Compute it from `outputs` without `.detach()`, `.item()` or `torch.no_grad()`.")
-        return MicroResult(loss=value, loss_sum=row[0], count=row[1], logprobs=_by_sequence(row[2:], batch), outputs=outputs)
+        return _micro_result(loss, value, count, outputs, batch, training=training)
 
     def compute(self, batch: MicroBatch, loss: Loss, scale: float) -> tuple[torch.Tensor, torch.Tensor, TokenOutputs]:
         """Return (sum, count, outputs): what `root` computes."""
         outputs = self._outputs(batch, loss, scale=scale)
         result: Any = loss(outputs, batch.targets_BT, **batch.loss_inputs)
         return *checked_result(loss, result), outputs
+
+    @contextlib.contextmanager
+    def mode(self, *, training: bool) -> Iterator[None]:
+        """Run with or without gradients and dropout, in the model's arithmetic."""
+        self.set_mode(training=training)
+        with torch.set_grad_enabled(training), self.precision.autocast():
+            yield
+
+    def from_hidden(self, hidden_rld: torch.Tensor, batch: MicroBatch, loss: Loss, *, scale: float) -> MicroResult:
+        """Return the loss of `batch` from its last hidden states [R, L, D]: what the last stage of a pipeline computes."""
+        outputs = self._from_hidden(hidden_rld, batch, loss, scale=scale)
+        result: Any = loss(outputs, batch.targets_BT, **batch.loss_inputs)
+        return _micro_result(loss, *checked_result(loss, result), outputs, batch, training=torch.is_grad_enabled())
+
+    def hidden_dtype(self) -> torch.dtype:
+        """Return the dtype in which hidden states go from layer to layer."""
+        return self.module.get_input_embeddings().weight.dtype if self.placed is None else self.placed.hidden_dtype
+
+    def check_head(self) -> None:
+        """Raise `ModelError` unless the logits are the output layer's of the hidden states, which a pipeline takes for granted."""
+        if not self._probe_head(self.module.get_input_embeddings().weight.device):
+            raise ModelError(f"`{type(self.module).__name__}` does more to its logits than its output layer and a softcap, which "
+                             "pipeline stages do not do. Use a mesh without `pp`.")
+        self._head_is_linear = True
 
     def say_once(self, text: str) -> None:
         """Warn of something that costs time or memory, once a model."""
@@ -106,7 +125,6 @@ class ModuleRunner:
         self._head_is_linear = None
 
     def _outputs(self, batch: MicroBatch, loss: Loss, *, scale: float) -> TokenOutputs:
-        shape = batch.targets_BT.shape
         if self._head_is_linear is None:
             self._head_is_linear = self._probe_head(batch.input_ids_RL.device)
             if getattr(self.module.config.get_text_config(), "output_router_logits", False):
@@ -115,7 +133,10 @@ class ModuleRunner:
         if not self._head_is_linear:
             logits_rlv = self.module(input_ids=batch.input_ids_RL, position_ids=batch.position_ids_RL, use_cache=False).logits
             return _from_logits(logits_rlv.flatten(0, 1).index_select(0, batch.source_N), batch, keep=loss.requires_logits)
-        hidden_rld = self.hidden(batch.input_ids_RL, batch.position_ids_RL)
+        return self._from_hidden(self.hidden(batch.input_ids_RL, batch.position_ids_RL), batch, loss, scale=scale)
+
+    def _from_hidden(self, hidden_rld: torch.Tensor, batch: MicroBatch, loss: Loss, *, scale: float) -> TokenOutputs:
+        shape = batch.targets_BT.shape
         hidden_nd = hidden_rld.flatten(0, 1).index_select(0, batch.source_N)
         module = self.module.get_output_embeddings()
         if loss.requires_logits:
@@ -125,7 +146,8 @@ class ModuleRunner:
         if type(module) is torch.nn.Linear and not module._forward_hooks and not module._forward_pre_hooks:  # pyright: ignore
             expected = None if loss.logprob_gradient is None else loss.logprob_gradient * scale
             logprobs_n, is_top_n = token_logprobs(
-                hidden_nd, Head(module.weight, module.bias, self._softcap(), self._vocabulary_group()), batch.targets_N, expected_gradient=expected)
+                hidden_nd, Head(module.weight, module.bias, self._softcap(), self._vocabulary_group()), batch.targets_N,
+                expected_gradient=expected)
         else:
             logprobs_n, is_top_n = self._through_module(module, hidden_nd, batch.targets_N)
         return TokenOutputs(logprobs=_spread(logprobs_n, batch.place_N, shape), is_top=_spread(is_top_n, batch.place_N, shape))
@@ -172,17 +194,29 @@ class ModuleRunner:
         return is_same
 
 
+def _micro_result(
+    loss: Loss, value: torch.Tensor, count: torch.Tensor, outputs: TokenOutputs, batch: MicroBatch, *, training: bool,
+) -> MicroResult:
+    row = torch.cat([value.detach().double().reshape(1), count.double().reshape(1),
+                     outputs.logprobs.detach().double().reshape(-1)]).tolist()
+    check_count(loss, row[1])
+    if training and row[1] and outputs.logprobs.requires_grad and not value.requires_grad:
+        raise ModelError(f"The loss `{loss_name(loss)}` returned a sum without a gradient, so nothing would be trained. "
+                         "Compute it from `outputs` without `.detach()`, `.item()` or `torch.no_grad()`.")
+    return MicroResult(loss=value, loss_sum=row[0], count=row[1], logprobs=_by_sequence(row[2:], batch), outputs=outputs)
+
+
 class _Root(torch.nn.Module):
     """The module and the loss in one `forward`, so that what wraps it (DDP, FSDP) sees every use of a parameter."""
 
     def __init__(self, module: torch.nn.Module, runner: ModuleRunner) -> None:
         super().__init__()
         self.module = module
-        self._compute = runner.compute
+        self.call: Callable[..., Any] = runner.compute
 
-    def forward(self, batch: MicroBatch, loss: Loss, scale: float) -> tuple[torch.Tensor, torch.Tensor, TokenOutputs]:
-        """Return (sum, count, outputs)."""
-        return self._compute(batch, loss, scale)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return (sum, count, outputs) of a micro-batch, or what a pipeline stage gives."""
+        return self.call(*args, **kwargs)
 
 
 def _from_logits(logits_nv: torch.Tensor, batch: MicroBatch, *, keep: bool) -> TokenOutputs:

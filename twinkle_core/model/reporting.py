@@ -9,6 +9,7 @@ from twinkle_core.loss.result import loss_name
 from twinkle_core.model.adapter import AdapterState, Window
 from twinkle_core.model.optimizers import build_optimizer
 from twinkle_core.model.precision import SHORT
+from twinkle_core.parallel.ranks import DATA_AXES
 from twinkle_core.model.training import next_lr
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ def collect_metrics(state: AdapterState, *, is_training: bool) -> dict[str, floa
     else:
         state.evaluation = Window()
     for metric in state.metrics if is_training else state.eval_metrics:
-        numbers |= metric.compute(metric.state())
+        sums = metric.state()
+        if state.placed is not None:
+            sums = dict(zip(sums, state.placed.ranks.sum_numbers(list(sums.values()), *DATA_AXES, "pp"), strict=True))
+        numbers |= metric.compute(sums)
         metric.reset()
     state.last_metrics[is_training] = numbers
     return dict(numbers)

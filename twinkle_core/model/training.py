@@ -7,15 +7,19 @@ works on `sum / count` without touching the sums otherwise, and another backward
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from twinkle_core.errors import ArgumentError, ModelError, NonFiniteLossError
+from twinkle_core.data_format import IGNORE_INDEX
+from twinkle_core.errors import ArgumentError, DataError, ModelError, NonFiniteLossError
 from twinkle_core.model.adapter import AdapterState
 from twinkle_core.model.optimizers import build_optimizer, check_rates
 from twinkle_core.parallel import gradients as parallel
 from twinkle_core.processor import MicroBatch
+
+if TYPE_CHECKING:
+    from twinkle_core.model.forward import ModuleRunner
 
 
 def ensure_optimizer(state: AdapterState) -> torch.optim.Optimizer:
@@ -225,6 +229,17 @@ def _finite_norm(state: AdapterState) -> float | None:
     raise NonFiniteLossError(
         f"The gradient norm at step {state.step + 1} is {norm}, though the loss is finite. {rows} The gradients are discarded, "
         "the weights unchanged. Try a lower learning rate, or `mixed_precision=\"no\"`.")
+
+
+def check_trained(
+    runner: "ModuleRunner", rows: Sequence[int | None], *, count: float, num_tokens: float, tokens_read: float,
+) -> None:
+    """Raise `DataError` for a batch of which, over all data ranks, nothing is trained on; a rank's part of it may be such."""
+    if tokens_read and not num_tokens:
+        raise DataError(f"Nothing in this batch is trained on: no token but a first one has a label other than {IGNORE_INDEX}. "
+                        f"{shown_rows(rows)} Look at how these rows were encoded, or leave them out.")
+    if num_tokens and not count:
+        runner.say_once(f"The loss counted none of the {int(num_tokens)} supervised tokens of a batch: it adds nothing to a step.")
 
 
 def shown_rows(rows: Sequence[int | None]) -> str:

@@ -62,7 +62,8 @@ def write(folder: Path, state: AdapterState) -> None:
     save_file(tensors, target / _OPTIMIZER)
     save_file({name: parameter.grad.detach().cpu().contiguous() for name, parameter in state.parameters.items()
                if parameter.grad is not None and state.micro_steps}, target / _GRADIENTS)
-    write_json(target / _random_file(), collect_random_state(), what="random state")
+    for rank, random_state in (state.random_states or {session.current().launcher.topology().rank: collect_random_state()}).items():
+        write_json(target / _random_file(rank), random_state, what="random state")
     write_json(target / _STATE, values, what="training state")
 
 
@@ -254,19 +255,20 @@ def _read_random_state(source: Path, values: dict[str, Any]) -> dict[str, Any] |
         warn(f"The checkpoint was saved by {values['world_size']} processes and is resumed by {world_size}: their random "
                       "states do not fit, so dropout draws other numbers than the uninterrupted run.")
         return None
-    saved, present = read_json(_existing(source / _random_file())), collect_random_state()
+    file = source / _random_file(session.current().launcher.topology().rank)
+    saved, present = read_json(_existing(file)), collect_random_state()
     try:
         restore_random_state(saved)  # a trial: what is wrong with it shows before anything else has changed
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"`{source / _random_file()}` holds no random state: {type(error).__name__}: {error}. The checkpoint "
+        raise CheckpointError(f"`{file}` holds no random state: {type(error).__name__}: {error}. The checkpoint "
                               "is damaged; use another one.") from error
     finally:
         restore_random_state(present)
     return saved
 
 
-def _random_file() -> str:
-    return f"rng_rank{session.current().launcher.topology().rank}.json"
+def _random_file(rank: int) -> str:
+    return f"rng_rank{rank}.json"
 
 
 def _existing(path: Path) -> Path:

@@ -28,10 +28,12 @@ from twinkle_core.model.loading import load_pretrained, seed_once
 from twinkle_core.model.lora import LoraAdapters, check_adapter_name, lora_config
 from twinkle_core.model.optimizers import build_optimizer, build_scheduler
 from twinkle_core.model.packing import fit_processor
+from twinkle_core.model.pipelined import run_pipelined
 from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, check_trained_dtype, resolve_dtype
 from twinkle_core.model.undo import undone_on_error
 from twinkle_core.parallel import gradients
 from twinkle_core.parallel.choice import check_model, choose_strategies, parallelize
+from twinkle_core.parallel.pipeline import Pipeline
 from twinkle_core.parallel.placed import Placed
 from twinkle_core.parallel.ranks import Ranks
 from twinkle_core.platforms.choice import choose_device
@@ -98,6 +100,7 @@ class TransformersModel(TrainableModel):
                                    gradient_accumulation_steps=gradient_accumulation_steps)
         self._is_whole_ready = False
         self._placed: Placed | None = None
+        self._pipeline: Pipeline | None = None
         self._adapters: dict[str, AdapterState] = {}
 
     def state(self, adapter_name: str = "") -> AdapterState:
@@ -119,7 +122,7 @@ class TransformersModel(TrainableModel):
 
     def forward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
         """Run the model and keep what `calculate_loss` and `backward` need."""
-        state = self.ready(adapter_name)
+        state = self._in_parts("forward", adapter_name)
         kept: list[tuple[MicroBatch, torch.Tensor, float]] = []
         with training.all_or_nothing(state):
             output, totals = self._run(
@@ -153,12 +156,12 @@ class TransformersModel(TrainableModel):
 
     def calculate_loss(self, *, adapter_name: str = "") -> float:
         """Return the token mean of the last `forward`; asking twice changes nothing."""
-        pending = self._pending(self.ready(adapter_name), "calculate_loss")
+        pending = self._pending(self._in_parts("calculate_loss", adapter_name), "calculate_loss")
         return pending.totals.loss
 
     def backward(self, *, adapter_name: str = "") -> None:
         """Add the gradients of the last `forward`."""
-        state = self.ready(adapter_name)
+        state = self._in_parts("backward", adapter_name)
         pending = self._pending(state, "backward")
         if pending.is_consumed:
             raise ModelError("`backward()` was called twice for one `forward(...)`. Call `forward` again, or use "
@@ -299,31 +302,31 @@ class TransformersModel(TrainableModel):
         keep_last: int | None = None,
     ) -> str:
         """Save a checkpoint and return its folder."""
-        from twinkle_core.model import saving
+        from twinkle_core.model import rank_saving
 
         check_flag("with_optimizer", with_optimizer)
         check_flag("merge", merge)
-        return saving.save(self, name, output_dir, adapter_name=adapter_name, with_optimizer=with_optimizer, merge=merge,
-                           keep_last=keep_last)
+        return rank_saving.save(self, name, output_dir, adapter_name=adapter_name, with_optimizer=with_optimizer, merge=merge,
+                                keep_last=keep_last)
 
     def load(self, path: str, *, adapter_name: str = "") -> None:
         """Load weights only."""
-        from twinkle_core.model import saving
+        from twinkle_core.model import rank_saving
 
-        saving.load(self, path, adapter_name=adapter_name)
+        rank_saving.load(self, path, adapter_name=adapter_name)
 
     def resume_from_checkpoint(self, path: str, *, adapter_name: str = "") -> str | Literal[False]:
         """Load weights, optimizer, scheduler and random state."""
-        from twinkle_core.model import saving
+        from twinkle_core.model import rank_saving
 
-        return saving.resume(self, path, adapter_name=adapter_name)
+        return rank_saving.resume(self, path, adapter_name=adapter_name)
 
     def get_state_dict(self, *, adapter_name: str = "", merge: bool = False) -> dict[str, Any]:
         """Return name -> tensor of the weights, on the CPU: the adapter's, or the whole model's (merged, if asked)."""
-        from twinkle_core.model import saving
+        from twinkle_core.model import rank_saving
 
         check_flag("merge", merge)
-        return saving.state_dict(self, adapter_name=adapter_name, merge=merge)
+        return rank_saving.state_dict(self, adapter_name=adapter_name, merge=merge)
 
     def get_train_configs(self, *, adapter_name: str = "") -> str:
         """Return everything that decides the training, for people."""
@@ -360,12 +363,24 @@ class TransformersModel(TrainableModel):
             self._place()
         return state
 
+    def _in_parts(self, method: str, adapter_name: str) -> AdapterState:
+        """Return the ready state, unless forward and backward pass cannot be asked for apart."""
+        state = self.ready(adapter_name)
+        if self._pipeline is not None:
+            raise ModelError(f"`{method}()` cannot be called under `pp`: forward and backward passes of several micro-batches run "
+                             "at the same time. Use `forward_backward`.")
+        return state
+
     def _place(self) -> None:
         """Put the module, with the adapters that it has by now, on its ranks."""
         placed = Placed(module=self.module, root=self._runner.root, is_lora=bool(self._adapters), blocks=block_classes(self.module),
                         ranks=Ranks(self.mesh, device_type=self.device.partition(":")[0]))
+        placed.hidden_dtype = self.module.get_input_embeddings().weight.dtype
+        if placed.ranks.size("pp") > 1:
+            self._runner.check_head()
         parallelize(placed, self._strategies, gradient_checkpointing=self.gradient_checkpointing)
         self._placed, self._runner.placed = placed, placed
+        self._pipeline = Pipeline(placed) if placed.stages else None
         for state in (self._whole, *self._adapters.values()):
             state.placed = placed
             state.parameters = self.lora.parameters(state.name) if state.is_lora else _trainable(self.module)
@@ -379,6 +394,11 @@ class TransformersModel(TrainableModel):
             check_trained_dtype(state.parameters.values())
         features = features_of(inputs, state)
         loss, extra = choose_loss(state, loss_inputs, features, training=is_training)
+        if self._pipeline is not None:
+            if is_training:
+                state.rows.extend(feature.get("row_id") for feature in features)
+            return run_pipelined(self._runner, self._pipeline, state, features, loss, extra, device=self.device,
+                                 is_training=is_training)
         return run_batches(self._runner, state, features, loss, extra, device=self.device, is_training=is_training,
                            closes_window=state.closes_window, each=each)
 

@@ -40,6 +40,8 @@ def finish(placed: Placed, parameters: Mapping[str, torch.nn.Parameter]) -> None
     if group is not None and placed.replica is None:
         own = [_grad(parameter) for parameter in held.values() if not isinstance(parameter, DTensor)]
         _all_reduce(own, group, scale=1.0 / placed.data_world_size)
+    if placed.tied is not None:
+        _all_reduce([local(_grad(held[name])) for name in held if _is_embedding(placed, held[name])], placed.tied, scale=1.0)
     group = placed.ranks.group("tp")
     if group is not None:
         _all_reduce([local(_grad(held[name])) for name in held if name in placed.cut.partial], group, scale=1.0)
@@ -48,8 +50,12 @@ def finish(placed: Placed, parameters: Mapping[str, torch.nn.Parameter]) -> None
 def reopen(placed: Placed, parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """Make sums over tp parts again, so that another backward pass may add to them."""
     for name, parameter in parameters.items():
-        if name in placed.cut.partial and parameter.grad is not None:
+        if parameter.grad is None:
+            continue
+        if name in placed.cut.partial:
             parameter.grad.div_(placed.ranks.size("tp"))
+        if placed.tied is not None and _is_embedding(placed, parameter):
+            parameter.grad.div_(2)
 
 
 def global_norm(placed: Placed, parameters: Mapping[str, torch.nn.Parameter]) -> float:
@@ -59,7 +65,8 @@ def global_norm(placed: Placed, parameters: Mapping[str, torch.nn.Parameter]) ->
     """
     squares: dict[tuple[str, ...], list[torch.Tensor]] = {}
     for name, parameter in parameters.items():
-        if parameter.grad is None:
+        is_second_copy = placed.tied is not None and placed.ranks.coordinates["pp"] > 0 and _is_embedding(placed, parameter)
+        if parameter.grad is None or is_second_copy:
             continue
         axes = ("fsdp",) if isinstance(parameter.grad, DTensor) else ()
         axes += ("tp",) if name in placed.cut.dims else ()
@@ -69,6 +76,12 @@ def global_norm(placed: Placed, parameters: Mapping[str, torch.nn.Parameter]) ->
         own = float(torch.nn.utils.get_total_norm(squares[axes])) ** 2 if axes in squares else 0.0
         total += placed.ranks.sum_numbers([own], *axes)[0] if placed.ranks.group(*axes) is not None else own
     return placed.ranks.sum_numbers([total], "pp")[0] ** 0.5
+
+
+def _is_embedding(placed: Placed, parameter: torch.nn.Parameter) -> bool:
+    """Whether it is the weight that the first and the last stage share."""
+    embedding = placed.module.get_input_embeddings()
+    return embedding is not None and parameter is embedding.weight
 
 
 def local(tensor: Any) -> torch.Tensor:

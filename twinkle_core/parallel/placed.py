@@ -35,8 +35,11 @@ class Placed:
         blocks: class names of the layers, each of which is gathered by itself.
         own_plan: tensor-parallel plan of the family, where transformers has none.
         is_lora: whether the module's own weights are frozen.
+        hidden_dtype: of what goes from layer to layer.
         cut: what tensor parallelism did.
         is_sharded: whether `fsdp` holds the parameters, as DTensors.
+        stages: (stage number, chunk of layers) of this rank under `pp`.
+        tied: the group of the first and last stage, which both hold the tied embedding; None elsewhere.
         replica: the `DistributedDataParallel` around `root`, or None.
     """
 
@@ -46,8 +49,11 @@ class Placed:
     blocks: Sequence[str] = ()
     own_plan: Mapping[str, str] = field(default_factory=dict)
     is_lora: bool = False
+    hidden_dtype: torch.dtype = torch.float32
     cut: TensorCut = field(default_factory=TensorCut)
     is_sharded: bool = False
+    stages: list[tuple[int, Any]] = field(default_factory=list)
+    tied: Any = None
     replica: Any = None
 
     @property

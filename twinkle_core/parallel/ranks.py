@@ -5,8 +5,8 @@ numbers that training needs. With one rank nothing is started and every collecti
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from twinkle_core.mesh import AXES, DeviceMesh
 
 DATA_AXES = ("dp", "fsdp")
 """Axes whose ranks see different data."""
+
+T = TypeVar("T")
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -71,6 +73,61 @@ class Ranks:
             return list(numbers)
         return self.sum_(torch.tensor(list(numbers), dtype=torch.float64, device=self.device_type), *axes).tolist()
 
+    def from_last_stage(self, numbers: Sequence[float], count: int) -> list[float]:
+        """Return `numbers` of the last pipeline stage, `count` of them, on every stage."""
+        group = self.group("pp")
+        if group is None:
+            return list(numbers)
+        last = self.mesh.group_of(self.rank, "pp")[-1]
+        own = list(numbers) if self.rank == last else [0.0] * count
+        tensor = torch.tensor(own, dtype=torch.float32, device=self.device_type)
+        dist.broadcast(tensor, src=last, group=group)
+        return tensor.tolist()
+
+    def union_of_stages(self, own: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
+        """Return what all pipeline stages have, tensors and other values, by name; {} without `keep`. Every rank must call it."""
+        group = self.group("pp")
+        if group is None:
+            return dict(own) if keep else {}
+        column = self.mesh.group_of(self.rank, "pp")
+        described = {name: (value.shape, value.dtype) if isinstance(value, torch.Tensor) else value for name, value in own.items()}
+        stages: list[dict[str, Any]] = [{} for _ in column]
+        dist.all_gather_object(stages, described, group=group)
+        union: dict[str, Any] = {}
+        for owner, names in zip(column, stages, strict=True):
+            for name, value in names.items():
+                if name in union:
+                    continue
+                if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.dtype):
+                    tensor = own[name].to(self.device_type) if owner == self.rank else torch.empty(
+                        value[0], dtype=value[1], device=self.device_type)
+                    dist.broadcast(tensor, src=owner, group=group)
+                    value = tensor.cpu() if keep else None
+                union[name] = value
+        return union if keep else {}
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return every rank's `value`, in the order of the ranks."""
+        if self.mesh.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.mesh.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def on_first(self, function: Callable[[], T]) -> T:
+        """Call `function` on the first rank only, and return what it returned, or raise what it raised, on all."""
+        outcome: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                outcome[0] = function()
+            except Exception as error:  # noqa: BLE001  it is raised below, here and on every other rank
+                outcome[1] = error
+        if self.mesh.world_size > 1:
+            dist.broadcast_object_list(outcome, src=0)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
     def max_number(self, number: int, *axes: str) -> int:
         """Return the largest of the ranks' numbers over `axes`."""
         group = self.group(*axes)
@@ -87,8 +144,8 @@ def _start_process_group(mesh: DeviceMesh, device_type: str) -> None:
         return
     place = settings.torchrun_rank()
     if place is None:
-        raise ModeError(f"The mesh {mesh.factors()} needs {mesh.world_size} processes, and this is a single one. Start the script with "
-                        f"`twinkle launch --mode torchrun --nproc-per-node {mesh.world_size}` or `torchrun`.")
+        raise ModeError(f"The mesh {mesh.factors()} needs {mesh.world_size} processes, and this is a single one. Start the script "
+                        f"with `twinkle launch --mode torchrun --nproc-per-node {mesh.world_size}` or `torchrun`.")
     if mesh.world_size != place.world_size:
         raise MeshError(f"The mesh {mesh.factors()} has {mesh.world_size} ranks, torchrun started {place.world_size}.")
     # Restarted ranks share the agent's store with their predecessors: without a prefix gloo finds the dead ones' addresses.

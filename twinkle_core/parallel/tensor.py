@@ -60,8 +60,8 @@ def plan_of(placed: Placed) -> dict[str, str]:
     module = placed.module
     plan = getattr(module.config.get_text_config(), "base_model_tp_plan", None) or placed.own_plan
     if not plan:
-        raise ModelError(f"`{type(module).__name__}` has no tensor-parallel plan, neither in transformers nor in an installed model "
-                         "family. Use a mesh without `tp`.")
+        raise ModelError(f"`{type(module).__name__}` has no tensor-parallel plan, neither in transformers nor in an installed "
+                         "model family. Use a mesh without `tp`.")
     prefix = re.escape(f"{module.base_model_prefix}.")
     patterns = [(re.compile(prefix + re.escape(name).replace(r"\*", r"\d+")), style) for name, style in plan.items()]
     ends = (module.get_input_embeddings(), module.get_output_embeddings())
@@ -72,8 +72,8 @@ def plan_of(placed: Placed) -> dict[str, str]:
         if style is None or style in _WHOLE or ".experts" in name or name in vocabulary:
             continue
         if style not in (COLUMN, ROW, GATHERED, PARTIAL):
-            raise ModelError(f"The tensor-parallel plan of `{type(module).__name__}` cuts `{name}` by the style `{style}`, which is "
-                             "not built. Use a mesh without `tp`.")
+            raise ModelError(f"The tensor-parallel plan of `{type(module).__name__}` cuts `{name}` by the style `{style}`, which "
+                             "is not built. Use a mesh without `tp`.")
         found[name] = style
     return found
 
@@ -103,23 +103,39 @@ def _cut_linear(name: str, linear: nn.Linear, style: str, group: Any, placed: Pl
         if linear.bias is not None:
             _cut_parameter(linear, "bias", 0, group, f"{name}.bias", placed)
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
+    def forward(input: torch.Tensor) -> torch.Tensor:
         if style == ROW:
-            out = collectives.reduce(nn.functional.linear(x, linear.weight), group)
+            out = collectives.reduce(nn.functional.linear(input, linear.weight), group)
             return out if linear.bias is None else out + linear.bias
-        out = nn.functional.linear(collectives.copy(x, group), linear.weight, linear.bias)
+        out = nn.functional.linear(collectives.copy(input, group), linear.weight, linear.bias)
         return collectives.gather(out, group) if style == GATHERED else out
 
     linear.forward = forward  # type: ignore[method-assign]
 
 
 def _cut_vocabulary(placed: Placed, group: Any) -> None:
-    """Cut the embedding, and the output layer with it or by itself: each rank has a range of tokens."""
+    """Cut embedding and output layer, as far as this pipeline stage has them: each rank has a range of tokens."""
     module = placed.module
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
     names = {id(child): name for name, child in module.named_modules()}
-    is_tied = head.weight is embedding.weight
-    _cut_parameter(embedding, "weight", 0, group, f"{names[id(embedding)]}.weight", placed)
+    is_tied = isinstance(embedding, nn.Embedding) and isinstance(head, nn.Linear) and head.weight is embedding.weight
+    if isinstance(embedding, nn.Embedding):
+        _cut_embedding(names[id(embedding)], embedding, group, placed)
+    if is_tied:
+        head.weight, head.out_features = embedding.weight, embedding.num_embeddings
+        placed.cut.dims[f"{names[id(head)]}.weight"] = 0
+
+        def all_logits(input: torch.Tensor) -> torch.Tensor:
+            return collectives.gather(nn.functional.linear(collectives.copy(input, group), head.weight), group)
+
+        head.forward = all_logits  # type: ignore[method-assign]
+    elif isinstance(head, nn.Linear):
+        _cut_linear(names[id(head)], head, GATHERED, group, placed)
+    placed.cut.head_is_cut = isinstance(head, nn.Linear)
+
+
+def _cut_embedding(name: str, embedding: nn.Embedding, group: Any, placed: Placed) -> None:
+    _cut_parameter(embedding, "weight", 0, group, f"{name}.weight", placed)
     rows = embedding.num_embeddings = embedding.weight.shape[0]
     first = rows * dist.get_rank(group)
 
@@ -128,16 +144,7 @@ def _cut_vocabulary(placed: Placed, group: Any) -> None:
         found = nn.functional.embedding((ids - first).clamp(0, rows - 1), embedding.weight)
         return collectives.reduce(found * is_own[..., None], group)
 
-    embedding.forward = look_up
-    if is_tied:
-        head.weight = embedding.weight
-        head.out_features = rows
-        head_name = f"{names[id(head)]}.weight"
-        placed.cut.dims[head_name] = 0
-        head.forward = lambda x: collectives.gather(nn.functional.linear(collectives.copy(x, group), head.weight), group)
-    else:
-        _cut_linear(names[id(head)], head, GATHERED, group, placed)
-    placed.cut.head_is_cut = True
+    embedding.forward = look_up  # type: ignore[method-assign]
 
 
 def _cut_parameter(module: nn.Module, attribute: str, dim: int, group: Any, name: str, placed: Placed) -> None:
