@@ -1,4 +1,6 @@
-"""`TransformersModel` keeps what every trainable model promises, on full and on hybrid attention."""
+"""`TransformersModel` keeps what every trainable model promises, on full and hybrid attention, with experts and in 16 bits."""
+
+from typing import ClassVar
 
 import pytest
 
@@ -15,6 +17,20 @@ class TestQwen35(TrainableModelContract):
     @pytest.fixture
     def model(self, build):
         return build("qwen3_5", dtype="float32")
+
+
+class TestLlama(TrainableModelContract):
+    @pytest.fixture
+    def model(self, build):
+        return build("llama", dtype="float32")
+
+
+class TestQwen3Moe(TrainableModelContract):
+    lora: ClassVar = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+
+    @pytest.fixture
+    def model(self, build):
+        return build("qwen3_moe", dtype="float32")
 
 
 class TestBf16Checkpoint(TrainableModelContract):
