@@ -21,7 +21,7 @@ def numbers(command: list[str], folder: Path, **environment: str) -> dict[str, f
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=280,
                          env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
     assert run.returncode == 0, run.stderr[-3000:]
-    return ast.literal_eval([line for line in run.stdout.splitlines() if line.startswith("{")][0])
+    return ast.literal_eval(next(line for line in run.stdout.splitlines() if line.startswith("{")))
 
 
 @pytest.mark.slow

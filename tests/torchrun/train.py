@@ -43,12 +43,11 @@ def main() -> None:
         logprobs = model.forward_backward(inputs=batch)["logprobs"]
         if [len(row) for row in logprobs] != [len(feature["input_ids"]) for feature in batch]:
             sys.exit("log-probabilities are not those of this rank's rows")
-        if options.said or index % 2:
-            if model.clip_grad_and_step():
-                metrics = model.calculate_metric(is_training=True)
-                numbers.append([metrics["step"], metrics["loss"], metrics["grad_norm"]])
-                if options.save and metrics["step"] == 1:
-                    model.save("c", options.save, with_optimizer=True)
+        if (options.said or index % 2) and model.clip_grad_and_step():
+            metrics = model.calculate_metric(is_training=True)
+            numbers.append([metrics["step"], metrics["loss"], metrics["grad_norm"]])
+            if options.save and metrics["step"] == 1:
+                model.save("c", options.save, with_optimizer=True)
     weights = model.get_state_dict()
     if session.current().launcher.topology().rank == 0:
         print(json.dumps({"steps": numbers, "weights": {name: float(tensor.double().norm()) for name, tensor in weights.items()}}))

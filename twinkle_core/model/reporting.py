@@ -9,8 +9,8 @@ from twinkle_core.loss.result import loss_name
 from twinkle_core.model.adapter import AdapterState, Window
 from twinkle_core.model.optimizers import build_optimizer
 from twinkle_core.model.precision import SHORT
-from twinkle_core.parallel.ranks import DATA_AXES
 from twinkle_core.model.training import next_lr
+from twinkle_core.parallel.ranks import DATA_AXES
 
 if TYPE_CHECKING:
     from twinkle_core.model.transformers_model import TransformersModel
