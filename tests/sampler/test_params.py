@@ -17,7 +17,7 @@ from twinkle_core.errors import ArgumentError, ArgumentTypeError, UnknownArgumen
     ("top_p", 0, r"a number in \(0, 1\]"), ("top_p", 1.1, r"a number in \(0, 1\]"), ("top_p", None, r"a number in"),
     ("top_k", -2, "an integer >= 1, or -1"), ("top_k", "all", "an integer >= 1, or -1"),
     ("seed", "x", "an integer, or None"), ("seed", 1.0, "an integer, or None"),
-    ("num_samples", 0, "an integer >= 1"), ("num_samples", [2], "an integer >= 1"),
+    ("num_samples", 0, "an integer from 1 to 65536"), ("num_samples", [2], "an integer from 1 to"),
     ("logprobs", -1, "an integer >= 0"), ("logprobs", "2", "an integer >= 0"),
     ("prompt_logprobs", 3, "True or False"),
     ("repetition_penalty", 0, "a number > 0"), ("repetition_penalty", "1", "a number > 0"),
