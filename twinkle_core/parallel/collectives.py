@@ -1,9 +1,8 @@
-"""The four differentiable collectives of tensor parallelism, on plain tensors.
+"""The three differentiable collectives of tensor parallelism, on plain tensors.
 
     copy     forward identity      backward sum
     reduce   forward sum           backward identity
     gather   forward concatenate   backward slice       of the last dim
-    slice    forward slice         backward concatenate of the last dim
 
 Source: Shoeybi et al. 2019 (Megatron-LM), sec. 3, whose f and g are `copy` and `reduce`.
 """
@@ -27,11 +26,6 @@ def reduce(x: torch.Tensor, group: Any) -> torch.Tensor:
 def gather(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Return all ranks' `x` side by side in the last dim. What follows must be the same on every rank."""
     return _Gather.apply(x, group)  # type: ignore[return-value]
-
-
-def slice_(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return this rank's part of the last dim of `x`, which is the same on every rank."""
-    return _Slice.apply(x, group)  # type: ignore[return-value]
 
 
 def _concatenate(x: torch.Tensor, group: Any) -> torch.Tensor:
@@ -80,14 +74,3 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         return _own_part(grads[0], ctx.group), None
-
-
-class _Slice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return _own_part(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return _concatenate(grads[0], ctx.group), None
