@@ -115,8 +115,3 @@ def test_a_tp_that_does_not_divide_says_what_would(sizes: dict[str, int], name: 
 def test_more_stages_than_layers_says_how_many_there_may_be() -> None:
     with pytest.raises(MeshError, match=r"makes 8 stages, but the model has `num_hidden_layers=4`. Use at most 4 stages"):
         PipelineStrategy().check(config(), DeviceMesh.from_sizes(pp_size=4, vpp_size=2))
-
-
-def test_pp_with_fsdp_is_refused_by_name() -> None:
-    with pytest.raises(MeshError, match="`pp=2` together with `fsdp=2` is not built yet. Use `dp` instead"):
-        PipelineStrategy().check(config(), DeviceMesh.from_sizes(pp_size=2, fsdp_size=2))

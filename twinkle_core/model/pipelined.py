@@ -18,6 +18,7 @@ from twinkle_core.loss.interface import Loss
 from twinkle_core.model import training
 from twinkle_core.model.adapter import AdapterState, Totals
 from twinkle_core.model.forward import MicroResult, ModuleRunner
+from twinkle_core.parallel import gradients
 from twinkle_core.parallel.pipeline import Pipeline
 from twinkle_core.parallel.ranks import DATA_AXES, Ranks
 from twinkle_core.processor import Limits, MicroBatch
@@ -25,9 +26,11 @@ from twinkle_core.processor import Limits, MicroBatch
 
 def run_pipelined(
     runner: ModuleRunner, pipeline: Pipeline, state: AdapterState, features: Sequence[Any], loss: Loss,
-    loss_inputs: Mapping[str, Any], *, device: str, is_training: bool,
+    loss_inputs: Mapping[str, Any], *, device: str, is_training: bool, closes_window: bool,
 ) -> tuple[ModelOutput, Totals]:
     """Run all micro-batches of `features`, with their backward passes if `is_training`, and return what they gave.
+
+    `closes_window`: whether the backward passes are the last before the step.
 
     Raises: `NonFiniteLossError` on every rank if any micro-batch of any rank has a loss that is not finite.
     """
@@ -41,7 +44,7 @@ def run_pipelined(
         results[index] = runner.from_hidden(hidden, batches[index], loss, scale=scale)
         return results[index].loss * scale
 
-    with runner.mode(training=is_training):
+    with runner.mode(training=is_training), gradients.reducing_once(pipeline.placed, is_training and closes_window):
         pipeline.run([batch.input_ids_RL for batch in batches], [batch.position_ids_RL for batch in batches], compute,
                      is_training=is_training, dtype=runner.hidden_dtype())
     sums, bad_rows = [0.0, 0.0, 0.0, 0.0], list[int | None]()

@@ -60,18 +60,10 @@ class Ranks:
             return self.torch_mesh.get_group(axes[0])
         return self.torch_mesh[axes]._flatten("_".join(axes)).get_group()
 
-    def sum_(self, tensor: torch.Tensor, *axes: str) -> torch.Tensor:
-        """Add `tensor` over `axes`, in place, and return it."""
-        group = self.group(*axes)
-        if group is not None:
-            dist.all_reduce(tensor, group=group)
-        return tensor
-
     def sum_numbers(self, numbers: Sequence[float], *axes: str) -> list[float]:
-        """Return the sums of several numbers over `axes`, in fp64, with one collective."""
-        if self.group(*axes) is None:
-            return list(numbers)
-        return self.sum_(torch.tensor(list(numbers), dtype=torch.float64, device=self.device_type), *axes).tolist()
+        """Return the sums of several numbers over `axes`, in fp64, with one collective; bit for bit the same on every rank."""
+        group = self.group(*axes)
+        return list(numbers) if group is None else self._side_by_side(numbers, torch.float64, group).sum(0).tolist()
 
     def from_last_stage(self, numbers: Sequence[float], count: int) -> list[float]:
         """Return `numbers` of the last pipeline stage, `count` of them, on every stage."""
@@ -131,11 +123,14 @@ class Ranks:
     def max_number(self, number: int, *axes: str) -> int:
         """Return the largest of the ranks' numbers over `axes`."""
         group = self.group(*axes)
-        if group is None:
-            return number
-        tensor = torch.tensor(number, dtype=torch.int64, device=self.device_type)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
-        return int(tensor)
+        return number if group is None else int(self._side_by_side([number], torch.int64, group).max())
+
+    def _side_by_side(self, numbers: Sequence[float], dtype: torch.dtype, group: Any) -> torch.Tensor:
+        """Return every rank's numbers, [ranks, numbers]."""
+        own = torch.tensor([list(numbers)], dtype=dtype, device=self.device_type)
+        gathered = own.new_empty(dist.get_world_size(group), own.shape[1])
+        dist.all_gather_into_tensor(gathered, own, group=group)
+        return gathered
 
 
 def _start_process_group(mesh: DeviceMesh, device_type: str) -> None:
