@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -155,8 +155,8 @@ def anonymous_bytes() -> int:
 class CountingGroup(dist.ProcessGroup):
     """Hands everything on to gloo and counts what this rank gives."""
 
-    calls: Counter[str] = Counter()
-    payload: Counter[str] = Counter()
+    calls: ClassVar[Counter[str]] = Counter()
+    payload: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
