@@ -100,6 +100,11 @@ def thread_environ(nproc: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1"} if nproc > 1 and "OMP_NUM_THREADS" not in os.environ else {}
 
 
+def gloo_environ(interface: str | None) -> dict[str, str]:
+    """Return `GLOO_SOCKET_IFNAME` unless it is set: gloo takes the interface of the host's name, which often is the loopback."""
+    return {"GLOO_SOCKET_IFNAME": interface} if interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
     """What the command line asked for. `None` and missing options were left to the script.
