@@ -1,7 +1,7 @@
 """Twinkle for script writers: `initialize`, meshes and groups, and the markers for components of your own.
 
 The rest stands in `twinkle.dataset`, `.dataloader`, `.data_format`, `.template`, `.preprocessor`, `.processor`, `.model`, `.loss`,
-`.metric`, `.sampler`, `.reward`, `.hub` and `.testing`. Importing any of them loads neither torch nor transformers.
+`.metric`, `.sampler`, `.advantage`, `.reward`, `.hub` and `.testing`. Importing any of them loads neither torch nor transformers.
 """
 
 from twinkle_core import __version__ as __version__

@@ -100,7 +100,14 @@ def twinkle_register_parallel_strategies() -> Mapping[str, str]:
 
 @hookimpl
 def twinkle_register_losses() -> Mapping[str, str]:
-    return {"CrossEntropyLoss": "twinkle_core.loss.cross_entropy:CrossEntropyLoss"}
+    return {
+        "CrossEntropyLoss": "twinkle_core.loss.cross_entropy:CrossEntropyLoss",
+        "GRPOLoss": "twinkle_core.loss.grpo:GRPOLoss",
+        "GSPOLoss": "twinkle_core.loss.grpo:GSPOLoss",
+        "CISPOLoss": "twinkle_core.loss.grpo:CISPOLoss",
+        "SAPOLoss": "twinkle_core.loss.grpo:SAPOLoss",
+        "BNPOLoss": "twinkle_core.loss.grpo:BNPOLoss",
+    }
 
 
 @hookimpl
