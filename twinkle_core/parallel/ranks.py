@@ -16,13 +16,12 @@ from torch.distributed.rendezvous import rendezvous
 from twinkle_core import session, settings
 from twinkle_core.errors import MeshError, ModeError
 from twinkle_core.mesh import AXES, DeviceMesh
+from twinkle_core.platforms.choice import platform_of
 
 DATA_AXES = ("dp", "fsdp")
 """Axes whose ranks see different data."""
 
 T = TypeVar("T")
-
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 class Ranks:
@@ -35,16 +34,16 @@ class Ranks:
         torch_mesh: the same mesh as torch knows it, with the axes as dims; None with one rank.
     """
 
-    def __init__(self, mesh: DeviceMesh | None, *, device_type: str) -> None:
+    def __init__(self, mesh: DeviceMesh | None, *, device: str) -> None:
         self.mesh = mesh or DeviceMesh()
-        self.device_type = device_type
+        self.device_type = device.partition(":")[0]
         self.torch_mesh: Any = None
         self.rank = 0
         if self.mesh.world_size > 1:
-            _start_process_group(self.mesh, device_type)
+            _start_process_group(self.mesh, device)
             self.rank = dist.get_rank()
             sizes = [getattr(self.mesh, axis) for axis in AXES]
-            self.torch_mesh = dist.device_mesh.init_device_mesh(device_type, tuple(sizes), mesh_dim_names=AXES)
+            self.torch_mesh = dist.device_mesh.init_device_mesh(self.device_type, tuple(sizes), mesh_dim_names=AXES)
         self.coordinates = self.mesh.coordinates(self.rank)
 
     def size(self, *axes: str) -> int:
@@ -128,13 +127,16 @@ class Ranks:
     def _side_by_side(self, numbers: Sequence[float], dtype: torch.dtype, group: Any) -> torch.Tensor:
         """Return every rank's numbers, [ranks, numbers]."""
         own = torch.tensor([list(numbers)], dtype=dtype, device=self.device_type)
-        gathered = own.new_empty(dist.get_world_size(group), own.shape[1])
-        dist.all_gather_into_tensor(gathered, own, group=group)
-        return gathered
+        gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(gathered, own, group=group)
+        return torch.cat(gathered)
 
 
-def _start_process_group(mesh: DeviceMesh, device_type: str) -> None:
-    """Join the other processes, once a process. Raises: `ModeError` outside a launcher that started several."""
+def _start_process_group(mesh: DeviceMesh, device: str) -> None:
+    """Join the other processes, once a process, with `device` as the one that this rank communicates from.
+
+    Raises: `ModeError` outside a launcher that started several.
+    """
     if dist.is_initialized():
         return
     place = settings.torchrun_rank()
@@ -146,8 +148,13 @@ def _start_process_group(mesh: DeviceMesh, device_type: str) -> None:
     # Restarted ranks share the agent's store with their predecessors: without a prefix gloo finds the dead ones' addresses.
     store, rank, world_size = next(iter(rendezvous("env://")))
     store = distributed_c10d.PrefixStore(f"restart_{place.restart}", store)
-    dist.init_process_group(_BACKENDS.get(device_type, "gloo"), store=store, rank=rank, world_size=world_size)
-    session.current().on_close(_leave)
+    own = None
+    if not device.startswith("cpu"):  # tensors made without an index, and objects that are sent, go to the current device
+        own = torch.device(device)
+        torch.get_device_module(own).set_device(own)
+    backend = platform_of(device).collective_backend
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=own)
+    session.current().on_close(_leave, last=True)
 
 
 def _leave() -> None:
