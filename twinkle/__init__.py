@@ -5,6 +5,7 @@ The rest stands in `twinkle.dataset`, `.dataloader`, `.data_format`, `.template`
 """
 
 from twinkle_core import __version__ as __version__
+from twinkle_core.api import get_device_placement as get_device_placement
 from twinkle_core.api import initialize as initialize
 from twinkle_core.api import shutdown as shutdown
 from twinkle_core.mesh import DeviceGroup as DeviceGroup
