@@ -374,7 +374,7 @@ class TransformersModel(TrainableModel):
     def _place(self) -> None:
         """Put the module, with the adapters that it has by now, on its ranks."""
         placed = Placed(module=self.module, root=self._runner.root, is_lora=bool(self._adapters), blocks=block_classes(self.module),
-                        ranks=Ranks(self.mesh, device_type=self.device.partition(":")[0]))
+                        ranks=Ranks(self.mesh, device=self.device))
         placed.hidden_dtype = self.module.get_input_embeddings().weight.dtype
         if placed.ranks.size("pp") > 1:
             self._runner.check_head()
