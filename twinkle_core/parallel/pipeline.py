@@ -148,7 +148,7 @@ class Pipeline:
         if is_training:
             schedule.step(*arguments, target=target, losses=[], return_outputs=False, number=index)
         else:
-            schedule.eval(*arguments, target=target, losses=[], number=index)
+            schedule.eval(*arguments, target=target, losses=[], return_outputs=False, number=index)
         self._call = None
 
     def forward(self, chunk: StageModule, argument: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
