@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from twinkle_core.loss.grpo import GRPOLoss as GRPOLoss
     from twinkle_core.loss.grpo import GSPOLoss as GSPOLoss
     from twinkle_core.loss.grpo import SAPOLoss as SAPOLoss
+    from twinkle_core.loss.preference import CPOLoss as CPOLoss
+    from twinkle_core.loss.preference import DPOLoss as DPOLoss
+    from twinkle_core.loss.preference import ORPOLoss as ORPOLoss
+    from twinkle_core.loss.preference import SimPOLoss as SimPOLoss
 else:
     from twinkle_core.registry import lazy_exports
 

@@ -107,12 +107,21 @@ def twinkle_register_losses() -> Mapping[str, str]:
         "CISPOLoss": "twinkle_core.loss.grpo:CISPOLoss",
         "SAPOLoss": "twinkle_core.loss.grpo:SAPOLoss",
         "BNPOLoss": "twinkle_core.loss.grpo:BNPOLoss",
+        "DPOLoss": "twinkle_core.loss.preference:DPOLoss",
+        "SimPOLoss": "twinkle_core.loss.preference:SimPOLoss",
+        "ORPOLoss": "twinkle_core.loss.preference:ORPOLoss",
+        "CPOLoss": "twinkle_core.loss.preference:CPOLoss",
     }
 
 
 @hookimpl
 def twinkle_register_metrics() -> Mapping[str, str]:
-    return {"Accuracy": "twinkle_core.metric.accuracy:Accuracy"}
+    return {
+        "Accuracy": "twinkle_core.metric.accuracy:Accuracy",
+        "CompletionRewardMetric": "twinkle_core.metric.policy:CompletionRewardMetric",
+        "GRPOMetric": "twinkle_core.metric.policy:GRPOMetric",
+        "DPOMetric": "twinkle_core.metric.preference:DPOMetric",
+    }
 
 
 @hookimpl

@@ -122,7 +122,7 @@ def _take_old_logprobs(
     if name in inputs or not (name in known or takes_any):
         return
     have = [isinstance(feature, Mapping) and "old_logprobs" in feature for feature in features]
-    if have and all(have):
+    if (have or name in known) and all(have):  # a rank without rows takes part like the others
         inputs[name] = [feature["old_logprobs"] for feature in features]
     elif any(have) and (name in required or name == "sampler_logprobs"):
         raise DataError(f"inputs[{have.index(False)}] has no `old_logprobs`, others have. The loss needs them for every sequence.")

@@ -89,8 +89,15 @@ def _fill(state: AdapterState, loss_inputs: Mapping[str, Any], ranks: Ranks, hav
 def empty_batch(state: AdapterState, loss_inputs: Mapping[str, Any], device: str) -> MicroBatch:
     """Return a row that is not trained on, for a rank that has none."""
     row = InputFeature(input_ids=[state.processor.pad_token_id] * 2, labels=[IGNORE_INDEX] * 2)
-    inputs = {name: [0.0] if isinstance(value, list | tuple) else value for name, value in loss_inputs.items()}
+    inputs = {name: _of_nothing(value) for name, value in loss_inputs.items()}
     return state.processor.collate([row], inputs, device=device)
+
+
+def _of_nothing(value: Any) -> Any:
+    """Return the input of a loss for a row that is not trained on, like `value`: one number, or one a token."""
+    if not isinstance(value, list | tuple):
+        return value
+    return [[0.0, 0.0]] if value and isinstance(value[0], list | tuple) else [0.0]
 
 
 def _of_one_shape(batches: Sequence[MicroBatch], state: AdapterState) -> list[MicroBatch]:
