@@ -146,9 +146,8 @@ def _run(script: str, argv: Sequence[str], nproc: int, values: Mapping[str, Any]
         try:
             agent.run()  # pyright: ignore[reportUnknownMemberType]  torch's decorator has no types
         except SignalException as error:
+            agent.stop()
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from error
             return 128 + int(error.sigval)
-        finally:
-            agent.stop()
         return agent.status
