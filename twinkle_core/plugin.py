@@ -125,5 +125,15 @@ def twinkle_register_metrics() -> Mapping[str, str]:
 
 
 @hookimpl
+def twinkle_register_rewards() -> Mapping[str, str]:
+    return {
+        "FormatReward": "twinkle_core.reward.pattern:FormatReward",
+        "GSM8KAccuracyReward": "twinkle_core.reward.gsm8k:GSM8KAccuracyReward",
+        "GSM8KFormatReward": "twinkle_core.reward.gsm8k:GSM8KFormatReward",
+        "MathReward": "twinkle_core.reward.mathematics:MathReward",
+    }
+
+
+@hookimpl
 def twinkle_register_samplers() -> Mapping[str, str]:
     return {"TorchSampler": "twinkle_core.sampler.torch_sampler:TorchSampler"}
