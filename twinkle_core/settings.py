@@ -173,6 +173,12 @@ def update_environ(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
+def set_defaults(variables: Mapping[str, str]) -> None:
+    """Set those of these variables that are not set."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
 @contextmanager
 def tokenizers_in_one_thread() -> Generator[None]:
     """Keep the `tokenizers` library from threads inside processes started meanwhile: it would warn and fight for the cores."""
