@@ -23,9 +23,11 @@ class TrainableModel(RemoteComponent):
     @remote_function(dispatch="slice_dp", collect="flatten")
     @abstractmethod
     def forward_only(
-        self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, **loss_inputs: Any,
+        self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, top_logprobs: int = 0,
+        **loss_inputs: Any,
     ) -> ModelOutput:
-        """Run the model without gradients, e.g. for evaluation. `disable_lora` runs the base model."""
+        """Run the model without gradients, e.g. for evaluation. `disable_lora` runs the base model; `top_logprobs` asks for so many
+        of the likeliest tokens in each supervised place."""
 
     @remote_function(dispatch="slice_dp", collect="flatten")
     @abstractmethod

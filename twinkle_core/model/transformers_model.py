@@ -22,7 +22,7 @@ from twinkle_core.model.adapter import AdapterState, ForwardPass, Totals
 from twinkle_core.model.batches import run_batches
 from twinkle_core.model.family import block_classes
 from twinkle_core.model.forward import MicroResult, ModuleRunner
-from twinkle_core.model.inputs import choose_loss, features_of
+from twinkle_core.model.inputs import check_top_logprobs, choose_loss, features_of
 from twinkle_core.model.interface import TrainableModel
 from twinkle_core.model.loading import load_pretrained, seed_once
 from twinkle_core.model.lora import LoraAdapters, check_adapter_name, lora_config
@@ -131,13 +131,16 @@ class TransformersModel(TrainableModel):
         return output
 
     def forward_only(
-        self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, **loss_inputs: Any,
+        self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, top_logprobs: int = 0,
+        **loss_inputs: Any,
     ) -> ModelOutput:
         """Run the model without gradients and without dropout; `disable_lora` runs the base model."""
         check_flag("disable_lora", disable_lora)
+        check_top_logprobs(top_logprobs, self.module.config, self.mesh)
         state = self.ready(adapter_name)
         with state.evaluation.begun(), self.lora.disabled() if disable_lora else contextlib.nullcontext():
-            output, totals = self._run(state, inputs, loss_inputs, lambda batch, result: None, is_training=False)
+            output, totals = self._run(
+                state, inputs, loss_inputs, lambda batch, result: None, is_training=False, top=top_logprobs)
         state.evaluation.add(totals)
         return output
 
@@ -389,7 +392,7 @@ class TransformersModel(TrainableModel):
 
     def _run(
         self, state: AdapterState, inputs: Sequence[Any], loss_inputs: dict[str, Any],
-        each: Callable[[MicroBatch, MicroResult], None], *, is_training: bool = True,
+        each: Callable[[MicroBatch, MicroResult], None], *, is_training: bool = True, top: int = 0,
     ) -> tuple[ModelOutput, Totals]:
         """Run all micro-batches; `each` is called after every one."""
         if is_training:
@@ -402,7 +405,7 @@ class TransformersModel(TrainableModel):
             return run_pipelined(self._runner, self._pipeline, state, features, loss, extra, device=self.device,
                                  is_training=is_training, closes_window=state.closes_window)
         return run_batches(self._runner, state, features, loss, extra, device=self.device, is_training=is_training,
-                           closes_window=state.closes_window, each=each)
+                           closes_window=state.closes_window, each=each, top=top)
 
     def _added(self, state: AdapterState, totals: Totals) -> None:
         state.grad_count += totals.count
