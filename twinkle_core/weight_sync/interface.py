@@ -2,7 +2,8 @@
 
 A source says beforehand what it will send: names and shapes, in order, in buckets of a bounded size. Then it is asked for one
 bucket after the other, and a sink is given them in the same order. Both are components, so the calls go wherever they live: in one
-process a bucket holds the tensors themselves; on a cluster it is a result that stays where it is and goes from worker to worker. Nobody holds more than its own part and two buckets.
+process a bucket holds the tensors themselves; on a cluster it is a result that stays where it is and goes from worker to worker.
+Nobody holds more than its own part and two buckets.
 
 Names are those of the transformers module without adapters, or, where only an adapter is sent, those of peft's files.
 """
