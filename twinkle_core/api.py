@@ -39,6 +39,11 @@ def initialize(
         lazy_collect=lazy_collect, seed=seed, options=options)
 
 
+def get_device_placement() -> str:
+    """Return, for people: the groups and their ranks, the machines and devices these run on, and which component lives where."""
+    return session.current().launcher.placement()
+
+
 def shutdown() -> None:
     """End the run: write what trackers hold back, draw loss.png if asked for, stop workers. Called at exit by itself."""
     session.stop()

@@ -11,6 +11,7 @@ the boundary, with `raise ... from error`.
     |-- ArgumentTypeError (TypeError)           an argument of a wrong type
     |   `-- UnknownArgumentError                a keyword that the called function does not have
     |-- ModeError (RuntimeError)                two modes, or a call that the present mode or state does not allow
+    |-- WorkerError (RuntimeError)              a worker died, or raised what cannot be carried to the script
     |-- PluginError (RuntimeError)
     |   |-- BrokenPluginError                   an installed plugin cannot be loaded, or one of its names cannot
     |   `-- DuplicateNameError                  two distributions claim one name
@@ -68,6 +69,10 @@ class UnknownArgumentError(ArgumentTypeError):
 
 class ModeError(TwinkleError, RuntimeError):
     """Two parts ask for different modes, or the call does not fit the present mode or state."""
+
+
+class WorkerError(TwinkleError, RuntimeError):
+    """A process that holds a component died, or raised an error that cannot be carried to the script."""
 
 
 class PluginError(TwinkleError, RuntimeError):

@@ -14,6 +14,9 @@ from twinkle_core.errors import ArgumentError, ArgumentTypeError, MeshError, did
 AXES = ("pp", "dp", "fsdp", "cp", "ep", "tp")
 """Mesh axes from the outermost to the innermost."""
 
+AUTO = "auto"
+"""Device type of a group that only the command line names: the launcher takes the best there is."""
+
 NOT_BUILT = {"cp": "context parallelism", "ep": "expert parallelism"}
 
 

@@ -100,12 +100,38 @@ def twinkle_register_parallel_strategies() -> Mapping[str, str]:
 
 @hookimpl
 def twinkle_register_losses() -> Mapping[str, str]:
-    return {"CrossEntropyLoss": "twinkle_core.loss.cross_entropy:CrossEntropyLoss"}
+    return {
+        "CrossEntropyLoss": "twinkle_core.loss.cross_entropy:CrossEntropyLoss",
+        "GRPOLoss": "twinkle_core.loss.grpo:GRPOLoss",
+        "GSPOLoss": "twinkle_core.loss.grpo:GSPOLoss",
+        "CISPOLoss": "twinkle_core.loss.grpo:CISPOLoss",
+        "SAPOLoss": "twinkle_core.loss.grpo:SAPOLoss",
+        "BNPOLoss": "twinkle_core.loss.grpo:BNPOLoss",
+        "DPOLoss": "twinkle_core.loss.preference:DPOLoss",
+        "SimPOLoss": "twinkle_core.loss.preference:SimPOLoss",
+        "ORPOLoss": "twinkle_core.loss.preference:ORPOLoss",
+        "CPOLoss": "twinkle_core.loss.preference:CPOLoss",
+    }
 
 
 @hookimpl
 def twinkle_register_metrics() -> Mapping[str, str]:
-    return {"Accuracy": "twinkle_core.metric.accuracy:Accuracy"}
+    return {
+        "Accuracy": "twinkle_core.metric.accuracy:Accuracy",
+        "CompletionRewardMetric": "twinkle_core.metric.policy:CompletionRewardMetric",
+        "GRPOMetric": "twinkle_core.metric.policy:GRPOMetric",
+        "DPOMetric": "twinkle_core.metric.preference:DPOMetric",
+    }
+
+
+@hookimpl
+def twinkle_register_rewards() -> Mapping[str, str]:
+    return {
+        "FormatReward": "twinkle_core.reward.pattern:FormatReward",
+        "GSM8KAccuracyReward": "twinkle_core.reward.gsm8k:GSM8KAccuracyReward",
+        "GSM8KFormatReward": "twinkle_core.reward.gsm8k:GSM8KFormatReward",
+        "MathReward": "twinkle_core.reward.mathematics:MathReward",
+    }
 
 
 @hookimpl

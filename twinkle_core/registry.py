@@ -51,6 +51,7 @@ KNOWN_DISTRIBUTIONS = {
 EXTRAS = {
     "data": ("transformers", "jinja2", "datasets", "modelscope", "huggingface_hub"),
     "train": ("torch", "peft", "safetensors"),
+    "rewards": ("math_verify",),
 }
 """Extra of twinkle-core -> the modules it brings, so that an error about a missing one can say what to install."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twinkle_core import plugins, registry, settings
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, MeshError, ModeError, did_you_mean, listing
-from twinkle_core.mesh import DeviceGroup, DeviceMesh
+from twinkle_core.mesh import AUTO, DeviceGroup, DeviceMesh
 
 if TYPE_CHECKING:
     from twinkle_core.launchers.interface import Launcher
@@ -50,9 +50,9 @@ class Session:
     state: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     _closers: list[Callable[[], None]] = field(default_factory=lambda: list[Callable[[], None]]())
 
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the session ends; the last registered is called first."""
-        self._closers.append(callback)
+    def on_close(self, callback: Callable[[], None], *, last: bool = False) -> None:
+        """Call `callback` when the session ends; the last registered is called first, or after all others if it says `last`."""
+        self._closers.insert(0 if last else len(self._closers), callback)
 
     def report_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand the numbers of a step to the progress bar and to the trackers, on the first rank only."""
@@ -240,5 +240,5 @@ def _groups(script: Sequence[DeviceGroup], command_line: Mapping[str, int]) -> d
         _agree(f"ranks of group `{group.name}`", group.world_size, command_line.get(group.name))
         groups[group.name] = group
     for name, ranks in command_line.items():
-        groups.setdefault(name, DeviceGroup(name=name, ranks=ranks, device_type="cpu"))
+        groups.setdefault(name, DeviceGroup(name=name, ranks=ranks, device_type=AUTO))
     return groups

@@ -90,6 +90,18 @@ def torchrun_rank() -> ProcessRank | None:
     return ProcessRank(rank, local_rank, world_size, restart=restart)
 
 
+def become_rank(place: ProcessRank, *, run_id: str, master_addr: str, master_port: int, others: Mapping[str, str]) -> None:
+    """Give this process the variables that torchrun would have given this rank, and `others`.
+
+    For launchers whose processes exist before they know their place. What the command line asked of the script is not for a rank.
+    """
+    os.environ.pop(_LAUNCH, None)
+    os.environ.update(others)
+    os.environ.update(
+        TORCHELASTIC_RUN_ID=run_id, TORCHELASTIC_RESTART_COUNT=str(place.restart), RANK=str(place.rank),
+        LOCAL_RANK=str(place.local_rank), WORLD_SIZE=str(place.world_size), MASTER_ADDR=master_addr, MASTER_PORT=str(master_port))
+
+
 def elastic_error_file() -> str | None:
     """Return the file in which torch's elastic agent looks for the error of this rank, if it started this process."""
     return os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -98,6 +110,11 @@ def elastic_error_file() -> str | None:
 def thread_environ(nproc: int) -> dict[str, str]:
     """Return `OMP_NUM_THREADS=1` for several processes on one node, as torchrun does, unless it is set already."""
     return {"OMP_NUM_THREADS": "1"} if nproc > 1 and "OMP_NUM_THREADS" not in os.environ else {}
+
+
+def gloo_environ(interface: str | None) -> dict[str, str]:
+    """Return `GLOO_SOCKET_IFNAME` unless it is set: gloo takes the interface of the host's name, which often is the loopback."""
+    return {"GLOO_SOCKET_IFNAME": interface} if interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}
 
 
 @dataclass(frozen=True, kw_only=True)

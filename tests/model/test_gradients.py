@@ -42,7 +42,7 @@ def test_micro_batches_and_packing_change_no_gradient(name, options, build, refe
 def test_packed_rows_of_bounded_length_change_no_gradient(build, reference, batch, run_alone, assert_same_gradients):
     model, module = build("qwen3"), reference("qwen3")
     model.set_processor(packing=True)
-    model.state().processor.longest_packed_row = 20
+    model.state().processor.row_cost = 5
     model.forward_backward(inputs=batch(*LENGTHS))
     run_alone(module, batch(*LENGTHS))
     assert_same_gradients(model.module, module)

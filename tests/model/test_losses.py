@@ -106,20 +106,20 @@ def test_old_logprobs_of_samples_are_taken_where_the_loss_takes_them(build):
         model.forward_backward(inputs=responses, advantages=[1.0, -1.0])
 
 
-def test_advantages_without_a_loss_that_uses_them_is_an_error_that_lists_losses(build, batch):
+def test_inputs_without_a_loss_that_uses_them_are_an_error_that_lists_losses(build, batch):
     model = build()
-    with pytest.raises(ModelError, match=r"No loss that uses `advantages` is set.*`set_loss.*losses: .*`CrossEntropyLoss`"):
-        model.forward_backward(inputs=batch(6), advantages=[1.0])
+    with pytest.raises(ModelError, match=r"No loss that uses `weights` is set.*`set_loss.*losses: .*`CrossEntropyLoss`"):
+        model.forward_backward(inputs=batch(6), weights=[1.0])
     assert not model.step()
 
 
 def test_the_advice_for_inputs_without_a_loss_is_a_function_that_works(build, batch):
     model = build()
-    with pytest.raises(ModelError, match=re.escape("a function `(outputs, targets, *, advantages)` that returns (sum, count)")):
-        model.forward_backward(inputs=batch(6), advantages=[1.0])
-    model.set_loss(lambda outputs, targets, *, advantages: (
-        -(outputs.logprobs * advantages[:, None]).sum(), (targets != -100).sum()))
-    model.forward_backward(inputs=batch(6), advantages=[1.0])
+    with pytest.raises(ModelError, match=re.escape("a function `(outputs, targets, *, weights)` that returns (sum, count)")):
+        model.forward_backward(inputs=batch(6), weights=[1.0])
+    model.set_loss(lambda outputs, targets, *, weights: (
+        -(outputs.logprobs * weights[:, None]).sum(), (targets != -100).sum()))
+    model.forward_backward(inputs=batch(6), weights=[1.0])
     assert model.step()
 
 

@@ -13,9 +13,9 @@ from twinkle_core.processor.packing import pack_rows
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
 
-@given(LENGTHS, st.sampled_from([1, 16, 64, None]))
-def test_every_token_has_its_own_place_and_positions_restart(lengths, longest_row):
-    offsets, width, positions = pack_rows(lengths, longest_row=longest_row)
+@given(LENGTHS, st.sampled_from([1, 16, 64, 5000, None]))
+def test_every_token_has_its_own_place_and_positions_restart(lengths, row_cost):
+    offsets, width, positions = pack_rows(lengths, row_cost=row_cost)
     taken = set()
     for offset, length in zip(offsets, lengths, strict=True):
         places = range(offset, offset + length)
@@ -25,14 +25,30 @@ def test_every_token_has_its_own_place_and_positions_restart(lengths, longest_ro
         assert positions.reshape(-1)[offset:offset + length].tolist() == list(range(length))
     padding = np.setdiff1d(np.arange(positions.size), sorted(taken))
     assert not positions.reshape(-1)[padding].any()
-    assert width <= max(longest_row or sum(lengths), *lengths)
 
 
 @given(LENGTHS)
-def test_what_fits_into_one_row_has_no_padding(lengths):
-    _, width, positions = pack_rows(lengths, longest_row=2000)
+def test_rows_cost_no_more_than_one_row_and_no_more_than_one_row_a_sequence(lengths):
+    _, width, positions = pack_rows(lengths, row_cost=64)
+    total, longest = sum(lengths), max(lengths)
+    cost = positions.size * (1 + width / 64)
+    assert cost <= total * (1 + total / 64)
+    if len(lengths) <= 3:  # beyond that not every number of rows is tried
+        assert cost <= len(lengths) * longest * (1 + longest / 64)
+
+
+@given(LENGTHS)
+def test_where_attention_skips_what_is_masked_one_row_has_no_padding(lengths):
+    _, width, positions = pack_rows(lengths, row_cost=None)
     assert positions.shape == (1, sum(lengths))
     assert width == sum(lengths)
+
+
+def test_rows_are_filled_alike():
+    _, width, positions = pack_rows([60] * 8, row_cost=500)
+    assert (width, positions.shape[0]) == (60, 8)
+    _, width, positions = pack_rows([100, 30, 30, 40], row_cost=500)
+    assert (width, positions.shape[0]) == (100, 2)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_vl"])

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from twinkle_core.errors import ArgumentError
 from twinkle_core.platforms.choice import choose_device, platform_of
 from twinkle_core.platforms.cpu import CPUPlatform
 from twinkle_core.platforms.cuda import CUDAPlatform
@@ -42,6 +43,10 @@ def test_each_rank_takes_the_device_of_its_local_rank(monkeypatch):
     monkeypatch.setattr(session.current().launcher, "topology", lambda: Topology(rank=6, local_rank=2, world_size=8))
     assert choose_device(None) == choose_device("cuda") == "cuda:2"
     assert choose_device("cuda:1") == "cuda:1"
+    monkeypatch.setattr(CUDAPlatform, "count", lambda self: 2)
+    with pytest.raises(ArgumentError, match=r"Local rank 2 has no device of its own: this node has 2 of kind `cuda`. Start at most "
+                                            r"2 rank\(s\) a node"):
+        choose_device(None)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])

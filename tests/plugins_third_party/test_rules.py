@@ -73,7 +73,7 @@ def test_an_unknown_name_gives_near_matches_and_all_names(sandbox):
     sandbox.add("acme-loss", registers("losses", AcmeLoss="acme_losses:AcmeLoss"))
     error = last_line(sandbox.python("-c", RESOLVE, "losses", "AcmeLos").stderr)
     assert "UnknownNameError: No installed plugin registers `AcmeLos` among losses. Did you mean `AcmeLoss`?" in error
-    assert "Installed: `AcmeLoss`, `CrossEntropyLoss`" in error
+    assert "Installed: `AcmeLoss`, `BNPOLoss`" in error
 
 
 def test_a_known_name_of_a_missing_distribution_says_what_to_install(sandbox):
@@ -331,7 +331,7 @@ def test_a_plugin_whose_entry_point_is_called_core_is_not_the_core(sandbox):
                 acme_losses=LOSS.format(name="AcmeLoss"))
     sandbox.environ["TWINKLE_DISABLE_PLUGINS"] = "acme-loss"
     error = last_line(sandbox.python("-c", RESOLVE, "losses", "AcmeLoss").stderr)
-    assert error.endswith("Installed: `CrossEntropyLoss`. Disabled by TWINKLE_DISABLE_PLUGINS, and may bring it: `core`.")
+    assert error.endswith("`SAPOLoss`. Disabled by TWINKLE_DISABLE_PLUGINS, and may bring it: `core`.")
 
 
 def test_trackers_get_the_numbers_of_every_step(sandbox):

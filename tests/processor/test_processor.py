@@ -34,7 +34,9 @@ def test_a_sequence_of_length_one_survives_without_a_target():
 
 
 def test_a_packed_row_has_no_padding_and_knows_where_each_position_belongs():
-    batch = only(InputProcessor(packing=True), [feature(1, 2), feature(3, 4, 5), feature(6)])
+    processor = InputProcessor(packing=True)
+    processor.row_cost = None
+    batch = only(processor, [feature(1, 2), feature(3, 4, 5), feature(6)])
     assert batch.input_ids_RL.tolist() == [[3, 4, 5, 1, 2, 6]]
     assert batch.position_ids_RL is not None
     assert batch.position_ids_RL.tolist() == [[0, 1, 2, 0, 1, 0]]

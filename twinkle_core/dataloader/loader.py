@@ -25,6 +25,8 @@ from twinkle_core.remote import RemoteComponent, remote_function
 class DataLoader(RemoteComponent):
     """Batches of a dataset: `for batch in loader` is one epoch, the next loop the next epoch."""
 
+    stays_with_script = True
+
     def __init__(
         self,
         dataset: Any,
@@ -72,8 +74,8 @@ class DataLoader(RemoteComponent):
         epoch = self.begin_epoch(topology.rank, topology.world_size)
         progress = open_progress(epoch)
         try:
-            while (batch := self.next_batch(epoch["loop"])) is not None:
-                yield batch
+            for _ in range(epoch["left"]):  # counted here, so that a batch that stays elsewhere need not be looked at
+                yield cast("list[InputFeature]", self.next_batch(epoch["loop"]))
                 progress.advance()
         finally:
             progress.close()
@@ -109,7 +111,7 @@ class DataLoader(RemoteComponent):
         self._loop += 1
         self._source = Source(functools.partial(items_of, self._dataset), parts, num_workers=self._num_workers)
         return {"loop": self._loop, "number": self._epoch, "steps": -(-rows // self._batch_size),
-                "done": -(-self._rows_done // self._batch_size), "progress": self._progress}
+                "done": -(-self._rows_done // self._batch_size), "left": len(parts), "progress": self._progress}
 
     @remote_function(execute="first")
     def next_batch(self, loop: int) -> list[InputFeature] | None:

@@ -7,7 +7,8 @@ whole run, so they hold on another mesh.
 
 import json
 import weakref
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 STATE_FILE = "data_state.json"
 _KEY = "dataloaders"
+_GIVEN = "dataloaders.given"
 _FIELDS = {"fingerprint": dict, "epoch": int, "rows": int}
 
 
@@ -36,8 +38,21 @@ def live_loaders() -> "list[DataLoader]":
 
 
 def collect_states() -> list[dict[str, Any]]:
-    """Return the state of every live loader, for `data_state.json`."""
-    return [loader.get_state() for loader in live_loaders()]
+    """Return the state of every live loader, for `data_state.json`: of this process, or those that `given` said."""
+    active = session.active()
+    states = None if active is None else active.state.get(_GIVEN)
+    return [loader.get_state() for loader in live_loaders()] if states is None else states
+
+
+@contextmanager
+def given(states: list[dict[str, Any]]) -> Generator[None]:
+    """Let `collect_states` return `states` meanwhile: a rank that writes a checkpoint has them from the script's process."""
+    state = session.current().state
+    state[_GIVEN] = states
+    try:
+        yield
+    finally:
+        del state[_GIVEN]
 
 
 def read_state(checkpoint: Path, loader: "DataLoader") -> dict[str, Any]:

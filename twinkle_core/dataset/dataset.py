@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 class Dataset(RemoteComponent):
     """Rows from files, memory or a hub. `dataset[3]` is a row as a dict; after `encode()`, its tokens."""
 
+    stays_with_script = True
+
     def __init__(
         self,
         dataset_meta: DatasetMeta | str | os.PathLike[str] | None = None,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from twinkle_core.errors import ArgumentError, did_you_mean, listing
+from twinkle_core.errors import ArgumentError, ModeError, did_you_mean, listing
 from twinkle_core.mesh import DeviceGroup, DeviceMesh
 from twinkle_core.settings import LaunchRequest
 
@@ -122,6 +122,15 @@ class Launcher(ABC):
     @abstractmethod
     def topology(self) -> Topology:
         """Return where this process stands."""
+
+    def placement(self) -> str:
+        """Return, for people, which processes there are, where they run, and what lives in them."""
+        place = self.topology()
+        return f"This process: rank {place.rank} of {place.world_size}, number {place.local_rank} on its machine. Everything lives in it."
+
+    def reduce(self, handle: Any) -> tuple[Any, ...]:
+        """Return how to make a handle anew in another process, as `object.__reduce__` does. For modes whose handles may travel."""
+        raise ModeError(f"{handle!r} cannot travel to another process in this mode. Pass what its methods return instead.")
 
     def shutdown(self) -> None:  # noqa: B027  many launchers have nothing to stop
         """Stop what `start` started. Called once, at the end."""

@@ -1,32 +1,15 @@
 """Mode `local`: this process, or one process a rank that torchrun started. A component is the object itself."""
 
-import os
-import signal
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinkle_core import remote, settings
 from twinkle_core.errors import ModeError
 from twinkle_core.launchers.interface import Launcher, Topology
-from twinkle_core.launchers.script import check_script, run_script
+from twinkle_core.launchers.script import check_script, end_on_sigterm, run_script
 from twinkle_core.mesh import DeviceGroup, DeviceMesh
 from twinkle_core.session import Session
 from twinkle_core.settings import LaunchRequest
-
-
-def _end_on_sigterm() -> None:
-    """Let SIGTERM, by which schedulers end a job, run what is to run at exit, such as drawing a plot. The status is the shell's."""
-    owner = os.getpid()
-
-    def end(number: int, frame: object) -> None:
-        if os.getpid() != owner:  # a process that the script forked ends as it would without us
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, end)
 
 
 class LocalLauncher(Launcher):
@@ -37,7 +20,7 @@ class LocalLauncher(Launcher):
         """Run `script` in this process, as `python script` does."""
         script = check_script(script)
         settings.update_environ(request.to_environ())
-        _end_on_sigterm()
+        end_on_sigterm()
         return run_script(script, argv)
 
     def start(self, session: Session) -> None:

@@ -1,9 +1,11 @@
-"""Running a script in this process exactly as `python SCRIPT` does."""
+"""Running a script in this process exactly as `python SCRIPT` does; only SIGTERM ends it as Ctrl-C would, not at once."""
 
 import builtins
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -51,3 +53,17 @@ def run_script(
         on_error(error, f"script {script}")
         return 1
     return 0
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM, by which schedulers end a job, run what is to run at exit, such as drawing a plot. The status is the shell's."""
+    owner = os.getpid()
+
+    def end(number: int, frame: object) -> None:
+        if os.getpid() != owner:  # a process that the script forked ends as it would without us
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 
 from twinkle_core.errors import ModelError
-from twinkle_core.loss.interface import Loss
+from twinkle_core.loss.interface import Loss, LossForMetrics
 
 
 def loss_name(loss: Loss) -> str:
     """Return what people call `loss`: its class, or the function in it."""
+    loss = loss.loss if isinstance(loss, LossForMetrics) else loss
     return getattr(getattr(loss, "function", None), "__name__", type(loss).__name__)
 
 

@@ -218,6 +218,8 @@ class AdapterState:
         """Forget the gradients held and begin a new window. `keep_forward`: a `forward` may still get its backward pass."""
         for parameter in self.parameters.values():
             parameter.grad = None
+        if self.placed is not None:
+            self.placed.discard_held()
         self.micro_steps, self.grad_count, self.rows, self.is_reduced, self.is_clipped = 0, 0.0, [], False, False
         if not keep_forward:
             self.pending = None

@@ -9,11 +9,13 @@ from twinkle_core import registry
 from twinkle_core.data_format import flatten_responses
 from twinkle_core.errors import ArgumentTypeError, DataError, ModelError, UnknownArgumentError, did_you_mean, listing
 from twinkle_core.loss.cross_entropy import CrossEntropyLoss
-from twinkle_core.loss.interface import FunctionLoss, Loss
+from twinkle_core.loss.grpo import GRPOLoss
+from twinkle_core.loss.interface import FunctionLoss, Loss, LossForMetrics
 from twinkle_core.loss.result import loss_name
 from twinkle_core.model.adapter import AdapterState
 
 _DEFAULT_LOSS = CrossEntropyLoss()
+_DEFAULT_POLICY_LOSS = GRPOLoss()
 _ARGUMENTS = ("inputs", "adapter_name", "disable_lora")
 """Of the methods whose other keywords go to the loss."""
 
@@ -42,39 +44,63 @@ def features_of(inputs: Any, state: AdapterState) -> list[Any]:
 def choose_loss(
     state: AdapterState, given: Mapping[str, Any], features: Sequence[Any], *, training: bool,
 ) -> tuple[Loss, dict[str, Any]]:
-    """Return the loss to use and its inputs; `old_logprobs` are taken from the features where the loss takes them.
+    """Return the loss to use and its inputs; the sampler's log-probabilities are taken from the features where it takes them.
 
-    Without gradients a loss whose inputs were not given gives way to token-mean cross entropy: the call is about
-    log-probabilities.
+    With no loss set, that is token-mean cross entropy, or GRPO's where `advantages` are given. Without gradients a loss whose
+    inputs were not given gives way to token-mean cross entropy: the call is about log-probabilities. What only an added metric
+    takes is carried to it past the loss.
 
-    Raises: `ModelError` for an input that the loss does not take, or one that it needs and did not get; `UnknownArgumentError`
-        for a misspelt argument of the method itself, which comes here as if it were for the loss.
+    Raises: `ModelError` for an input that the loss does not take, or one that it needs and did not get; `DataError` for features
+        that are no preference pairs where it needs these; `UnknownArgumentError` for a misspelt argument of the method itself,
+        which comes here as if it were for the loss.
     """
-    if state.loss is None:
-        _check_spelling(given, known=(), cutoff=0.6)
-        if given:
-            raise ModelError(f"No loss that uses {listing(given)} is set: the default, token-mean cross entropy, takes no inputs. "
-                             f"Call `set_loss(...)` first, with a loss that takes it: a function `(outputs, targets, *, "
-                             f"{', '.join(given)})` that returns (sum, count) will do. Installed losses: "
-                             f"{listing(registry.names('losses'))}.")
-        return _DEFAULT_LOSS, {}
-    required, optional, takes_any = _signature(state.loss)
-    _check_spelling(given, known=required | optional, cutoff=0.85 if takes_any else 0.6)
+    of_metrics = {name for metric in (state.metrics if training else state.eval_metrics) for name in metric.inputs}
+    loss = state.loss or (_DEFAULT_POLICY_LOSS if "advantages" in given else None)
+    if loss is None:
+        _check_spelling(given, known=of_metrics, cutoff=0.6)
+        _refuse_without_loss(given.keys() - of_metrics)
+        return _carrying(_DEFAULT_LOSS, dict(given), known=())
+    required, optional, takes_any = _signature(loss)
+    known = required | optional
+    _check_spelling(given, known=known | of_metrics, cutoff=0.85 if takes_any else 0.6)
     inputs = dict(given)
-    if "old_logprobs" not in inputs and ("old_logprobs" in required | optional or takes_any):
-        _take_old_logprobs(inputs, features, is_required="old_logprobs" in required)
+    _take_old_logprobs(inputs, features, known=known, required=required, takes_any=takes_any)
     missing = required - inputs.keys()
-    if missing and not training and not given:
-        return _DEFAULT_LOSS, {}
-    name = loss_name(state.loss)
+    if missing and not training and not given.keys() - of_metrics:
+        return _carrying(_DEFAULT_LOSS, {name: value for name, value in given.items() if name in of_metrics}, known=())
+    name = loss_name(loss)
     if missing:
+        advice = [loss.advice[key] for key in sorted(missing) if key in loss.advice]
         raise ModelError(f"The loss `{name}` needs {listing(missing)}, which this call did not get. Pass them beside `inputs=`, "
-                         "one entry a sequence.")
+                         f"one entry a sequence{': ' + '; '.join(advice) if advice else ''}.")
     for key in inputs:
-        if key not in required | optional and not takes_any:
-            allowed = required | optional
-            raise ModelError(f"The loss `{name}` takes no input `{key}`.{did_you_mean(key, allowed)} It takes: {listing(allowed)}.")
-    return state.loss, inputs
+        if key not in known | of_metrics and not takes_any:
+            raise ModelError(f"The loss `{name}` takes no input `{key}`.{did_you_mean(key, known)} It takes: {listing(known)}.")
+    if loss.requires_pairs:
+        _check_pairs(name, features)
+    return (loss, inputs) if takes_any else _carrying(loss, inputs, known=known)
+
+
+def _carrying(loss: Loss, inputs: dict[str, Any], *, known: Collection[str]) -> tuple[Loss, dict[str, Any]]:
+    return loss if inputs.keys() <= set(known) else LossForMetrics(loss, known), inputs
+
+
+def _refuse_without_loss(given: Collection[str]) -> None:
+    if given:
+        raise ModelError(f"No loss that uses {listing(given)} is set: the default, token-mean cross entropy, takes no inputs. "
+                         f"Call `set_loss(...)` first, with a loss that takes it: a function `(outputs, targets, *, "
+                         f"{', '.join(sorted(given))})` that returns (sum, count) will do. Installed losses: "
+                         f"{listing(registry.names('losses'))}.")
+
+
+def _check_pairs(name: str, features: Sequence[Any]) -> None:
+    """Raise `DataError` unless features come in pairs."""
+    ids = [feature.get("pair_id") if isinstance(feature, Mapping) else None for feature in features]
+    for index in range(0, len(ids), 2):
+        if ids[index] is None or ids[index:index + 2] != [ids[index]] * 2:
+            raise DataError(f"The loss `{name}` compares the chosen and the rejected answer of a preference pair, and "
+                            f"inputs[{index}] is not the first of one. Encode rows with `chosen` and `rejected` by "
+                            "`Dataset.encode()`, or give the two features of each pair one `pair_id`, the chosen one first.")
 
 
 def _check_spelling(given: Iterable[str], *, known: Collection[str], cutoff: float) -> None:
@@ -88,11 +114,17 @@ def _check_spelling(given: Iterable[str], *, known: Collection[str], cutoff: flo
                                        "what the loss takes may be passed.")
 
 
-def _take_old_logprobs(inputs: dict[str, Any], features: Sequence[Any], *, is_required: bool) -> None:
+def _take_old_logprobs(
+    inputs: dict[str, Any], features: Sequence[Any], *, known: Collection[str], required: Collection[str], takes_any: bool,
+) -> None:
+    """Take the sampler's log-probabilities from the features, as `sampler_logprobs` if the loss takes that, else `old_logprobs`."""
+    name = "sampler_logprobs" if "sampler_logprobs" in known else "old_logprobs"
+    if name in inputs or not (name in known or takes_any):
+        return
     have = [isinstance(feature, Mapping) and "old_logprobs" in feature for feature in features]
-    if have and all(have):
-        inputs["old_logprobs"] = [feature["old_logprobs"] for feature in features]
-    elif any(have) and is_required:
+    if (have or name in known) and all(have):  # a rank without rows takes part like the others
+        inputs[name] = [feature["old_logprobs"] for feature in features]
+    elif any(have) and (name in required or name == "sampler_logprobs"):
         raise DataError(f"inputs[{have.index(False)}] has no `old_logprobs`, others have. The loss needs them for every sequence.")
 
 

@@ -104,7 +104,7 @@ class TrainableModel(RemoteComponent):
     def add_metric(self, metric: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Add a metric whose numbers `calculate_metric` returns."""
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def calculate_metric(self, is_training: bool, *, adapter_name: str = "") -> dict[str, float]:
         """Return numbers over what was run since the last call, and hand them to the trackers.
@@ -124,7 +124,7 @@ class TrainableModel(RemoteComponent):
         `config`: a peft `LoraConfig` or a dict of its fields. `gradient_accumulation_steps`: this adapter's, whatever the model's.
         """
 
-    @remote_function()
+    @remote_function(lazy_collect=False, with_data_state=True)
     @abstractmethod
     def save(
         self,
@@ -152,7 +152,7 @@ class TrainableModel(RemoteComponent):
     def load(self, path: str, *, adapter_name: str = "") -> None:
         """Load weights only. Raises: `CheckpointError` before anything in memory has changed."""
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def resume_from_checkpoint(self, path: str, *, adapter_name: str = "") -> str | Literal[False]:
         """Load weights, optimizer, scheduler and random state; return the checkpoint, for `DataLoader.resume_from_checkpoint`.

@@ -32,7 +32,7 @@ def fit_processor(processor: "InputProcessor", runner: "ModuleRunner") -> None:
     if processor.packing:
         check_packing(runner)
         if "flash" in str(config._attn_implementation):
-            processor.longest_packed_row = None  # these kernels skip what is masked, and know packed rows only one at a time
+            processor.row_cost = None  # these kernels skip what is masked, and know packed rows only one at a time
 
 
 def check_packing(runner: "ModuleRunner") -> None:

@@ -18,6 +18,7 @@ from twinkle_core.loss.interface import Loss
 from twinkle_core.model import training
 from twinkle_core.model.adapter import AdapterState, Totals
 from twinkle_core.model.forward import MicroResult, ModuleRunner
+from twinkle_core.parallel import gradients
 from twinkle_core.parallel.pipeline import Pipeline
 from twinkle_core.parallel.ranks import DATA_AXES, Ranks
 from twinkle_core.processor import Limits, MicroBatch
@@ -25,9 +26,11 @@ from twinkle_core.processor import Limits, MicroBatch
 
 def run_pipelined(
     runner: ModuleRunner, pipeline: Pipeline, state: AdapterState, features: Sequence[Any], loss: Loss,
-    loss_inputs: Mapping[str, Any], *, device: str, is_training: bool,
+    loss_inputs: Mapping[str, Any], *, device: str, is_training: bool, closes_window: bool,
 ) -> tuple[ModelOutput, Totals]:
     """Run all micro-batches of `features`, with their backward passes if `is_training`, and return what they gave.
+
+    `closes_window`: whether the backward passes are the last before the step.
 
     Raises: `NonFiniteLossError` on every rank if any micro-batch of any rank has a loss that is not finite.
     """
@@ -41,7 +44,7 @@ def run_pipelined(
         results[index] = runner.from_hidden(hidden, batches[index], loss, scale=scale)
         return results[index].loss * scale
 
-    with runner.mode(training=is_training):
+    with runner.mode(training=is_training), gradients.reducing_once(pipeline.placed, is_training and closes_window):
         pipeline.run([batch.input_ids_RL for batch in batches], [batch.position_ids_RL for batch in batches], compute,
                      is_training=is_training, dtype=runner.hidden_dtype())
     sums, bad_rows = [0.0, 0.0, 0.0, 0.0], list[int | None]()
@@ -86,8 +89,15 @@ def _fill(state: AdapterState, loss_inputs: Mapping[str, Any], ranks: Ranks, hav
 def empty_batch(state: AdapterState, loss_inputs: Mapping[str, Any], device: str) -> MicroBatch:
     """Return a row that is not trained on, for a rank that has none."""
     row = InputFeature(input_ids=[state.processor.pad_token_id] * 2, labels=[IGNORE_INDEX] * 2)
-    inputs = {name: [0.0] if isinstance(value, list | tuple) else value for name, value in loss_inputs.items()}
+    inputs = {name: _of_nothing(value) for name, value in loss_inputs.items()}
     return state.processor.collate([row], inputs, device=device)
+
+
+def _of_nothing(value: Any) -> Any:
+    """Return the input of a loss for a row that is not trained on, like `value`: one number, or one a token."""
+    if not isinstance(value, list | tuple):
+        return value
+    return [[0.0, 0.0]] if value and isinstance(value[0], list | tuple) else [0.0]
 
 
 def _of_one_shape(batches: Sequence[MicroBatch], state: AdapterState) -> list[MicroBatch]:

@@ -63,7 +63,7 @@ class Placing:
     def place(self, runner: ModuleRunner, lora: LoraAdapters, *, gradient_checkpointing: bool) -> Placed:
         """Cut the module, with the adapters that it has by now, and give this rank its part of the weights."""
         placed = Placed(module=self._module, root=runner.root, is_lora=bool(lora.configs), blocks=block_classes(self._module),
-                        ranks=Ranks(self._mesh, device_type=self._device.partition(":")[0]))
+                        ranks=Ranks(self._mesh, device=self._device))
         placed.hidden_dtype = self._module.get_input_embeddings().weight.dtype
         if placed.ranks.size("pp") > 1:
             runner.check_head()

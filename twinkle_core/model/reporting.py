@@ -77,7 +77,8 @@ def describe(model: "TransformersModel", state: AdapterState) -> str:
         ("optimizer", _optimizer(state)),
         ("clip", f"{state.clip:g} (global L2 norm)"),
         ("scheduler", _scheduler(state)),
-        ("loss", "CrossEntropyLoss (token mean)" if state.loss is None else loss_name(state.loss)),
+        ("loss", "CrossEntropyLoss (token mean); GRPOLoss where `advantages` are given" if state.loss is None
+         else loss_name(state.loss)),
         ("accumulation", f"{state.gradient_accumulation_steps} backward pass(es) a step"),
         ("micro-batch", "all rows at once" if processor.micro_batch_size is None else f"{processor.micro_batch_size} rows"),
         ("packing", "on" if processor.packing else "off"),

@@ -375,7 +375,9 @@ class TransformersModel(TrainableModel):
         """Put the module, with the adapters that it has by now, on its ranks."""
         placed = self._placing.place(self._runner, self.lora, gradient_checkpointing=self.gradient_checkpointing)
         self._placed, self._runner.placed = placed, placed
-        self._pipeline = Pipeline(placed) if placed.stages else None
+        if placed.stages:
+            self._pipeline = Pipeline(placed)
+            self._runner.root.call = self._pipeline.forward
         for state in (self._whole, *self._adapters.values()):
             state.placed = placed
             state.parameters = self.lora.parameters(state.name) if state.is_lora else _trainable(self.module)
@@ -393,7 +395,7 @@ class TransformersModel(TrainableModel):
             if is_training:
                 state.rows.extend(feature.get("row_id") for feature in features)
             return run_pipelined(self._runner, self._pipeline, state, features, loss, extra, device=self.device,
-                                 is_training=is_training)
+                                 is_training=is_training, closes_window=state.closes_window)
         return run_batches(self._runner, state, features, loss, extra, device=self.device, is_training=is_training,
                            closes_window=state.closes_window, each=each)
 

@@ -3,6 +3,7 @@
 Between two steps a gradient is the average over the data ranks of sums over tokens, or on its way there:
 
 * under `fsdp` and DDP each backward pass reduces, but for those that `reducing(False)` holds back;
+* in a pipeline the backward passes of a call hold them back, and `reducing_once` reduces them after the last;
 * what is left (adapters; anything under `dp` with `tp` or `pp`) is reduced once, by `finish`, with one collective;
 * parts over tp (`TensorCut.partial`) are added there too.
 
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from twinkle_core.parallel.placed import Placed
@@ -31,6 +33,26 @@ def reducing(placed: Placed | None, is_last: bool) -> Iterator[None]:
         placed.root.set_requires_gradient_sync(is_last)  # type: ignore[operator]
     with contextlib.nullcontext() if placed.replica is None or is_last else placed.replica.no_sync():
         yield
+
+
+@contextlib.contextmanager
+def reducing_once(placed: Placed, is_last: bool) -> Iterator[None]:
+    """Hold back the gradients of all backward passes inside the block; reduce them after it if it `is_last` before the step.
+
+    In a pipeline forward and backward passes of several micro-batches alternate, so none of them is known to be the last.
+    """
+    if not placed.is_sharded:
+        yield
+        return
+    placed.root.set_requires_gradient_sync(False)  # type: ignore[operator]
+    yield
+    if not is_last:
+        return
+    placed.root.set_requires_gradient_sync(True)  # type: ignore[operator]
+    state = fully_shard.state(placed.root)  # type: ignore[attr-defined]
+    for group in placed.sharded_groups():
+        group.post_backward()  # as `torch.distributed.pipelining` does for stages that are FSDP modules (2.13); nothing public does
+    state._root_post_backward_final_callback()
 
 
 def finish(placed: Placed, parameters: Mapping[str, torch.nn.Parameter]) -> None:

@@ -37,9 +37,6 @@ class PipelineStrategy(ParallelStrategy):
         if stages > layers:
             raise MeshError(f"`pp={mesh.pp}` x `vpp={mesh.vpp}` makes {stages} stages, but the model has "
                             f"`num_hidden_layers={layers}`. Use at most {layers} stages.")
-        if mesh.fsdp > 1:
-            raise MeshError(f"`pp={mesh.pp}` together with `fsdp={mesh.fsdp}` is not built yet. Use `dp` instead of `fsdp`, or a "
-                            "mesh without `pp`.")
 
     def apply(self, placed: Placed) -> None:
         """Keep this rank's layers, and embedding, norm and output layer where they belong."""
@@ -128,11 +125,11 @@ class Pipeline:
     """Runs the micro-batches of a call through the stages."""
 
     def __init__(self, placed: Placed) -> None:
-        self._placed = placed
+        self.placed = placed
         self._schedules: dict[tuple[int, ...], Any] = {}
         self._call: _Call | None = None
         self._width = placed.module.config.get_text_config().hidden_size
-        self._submodules = {number: _StageRoot(self, chunk) for number, chunk in placed.stages}
+        self._submodules = {number: _StageRoot(placed.root, chunk) for number, chunk in placed.stages}
 
     def run(
         self, ids: Sequence[torch.Tensor], positions: Sequence[torch.Tensor | None], compute: Compute, *, is_training: bool,
@@ -144,18 +141,18 @@ class Pipeline:
         rows, length = ids[0].shape
         schedule = self._schedule(len(ids), rows, length, dtype)
         index = torch.arange(len(ids))
-        mesh = self._placed.ranks.mesh
-        position = self._placed.ranks.coordinates["pp"]
+        mesh = self.placed.ranks.mesh
+        position = self.placed.ranks.coordinates["pp"]
         arguments = (index,) if position == 0 else ()
         target = index if position == mesh.pp - 1 else None
         if is_training:
             schedule.step(*arguments, target=target, losses=[], return_outputs=False, number=index)
         else:
-            schedule.eval(*arguments, target=target, losses=[], number=index)
+            schedule.eval(*arguments, target=target, losses=[], return_outputs=False, number=index)
         self._call = None
 
     def forward(self, chunk: StageModule, argument: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """Run one chunk on one micro-batch; called by the schedule through the stage's module."""
+        """Run one chunk on one micro-batch; called by the schedule through `_StageRoot` and the model's root."""
         call, index = self._call, int(number)
         if call is None:
             raise ModelError("A pipeline stage ran outside a call.")
@@ -169,7 +166,7 @@ class Pipeline:
         return self._schedules[key]
 
     def _make(self, count: int, rows: int, length: int, dtype: torch.dtype) -> Any:
-        placed = self._placed
+        placed = self.placed
         mesh, group = placed.ranks.mesh, placed.ranks.group("pp")
         device = torch.device(placed.ranks.device_type)
         hidden = torch.empty(rows, length, self._width, dtype=dtype, device="meta", requires_grad=True)
@@ -195,11 +192,14 @@ class _Call:
 
 
 class _StageRoot(nn.Module):
-    """What a schedule calls for one stage. It owns nothing: the parameters are the model's."""
+    """What a schedule calls for one stage: the model's root, in whose `forward` FSDP gathers parameters.
 
-    def __init__(self, pipeline: Pipeline, chunk: StageModule) -> None:
+    It owns nothing, so that the schedule finds no FSDP module in it and leaves the reduction of gradients to `gradients`.
+    """
+
+    def __init__(self, root: nn.Module, chunk: StageModule) -> None:
         super().__init__()
-        self._run = functools.partial(pipeline.forward, chunk)
+        self._run = functools.partial(root.__call__, chunk)
 
     def forward(self, argument: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         return self._run(argument, number)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from twinkle_core.parallel.ranks import Ranks
 
@@ -55,6 +56,21 @@ class Placed:
     stages: list[tuple[int, Any]] = field(default_factory=list)
     tied: Any = None
     replica: Any = None
+
+    def sharded_groups(self) -> list[Any]:
+        """Return FSDP's groups of parameters, each of which is gathered and reduced at once."""
+        if not self.is_sharded:
+            return []
+        states = fully_shard.state(self.root)._state_ctx.all_states  # type: ignore[attr-defined]
+        return [group for state in states for group in state._fsdp_param_groups]
+
+    def discard_held(self) -> None:
+        """Forget gradients that FSDP holds back until the last backward pass before the step; they are in no parameter's `grad`."""
+        for group in self.sharded_groups():
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter.unsharded_param.grad = None
 
     @property
     def data_world_size(self) -> int:

@@ -16,13 +16,12 @@ from torch.distributed.rendezvous import rendezvous
 from twinkle_core import session, settings
 from twinkle_core.errors import MeshError, ModeError
 from twinkle_core.mesh import AXES, DeviceMesh
+from twinkle_core.platforms.choice import platform_of
 
 DATA_AXES = ("dp", "fsdp")
 """Axes whose ranks see different data."""
 
 T = TypeVar("T")
-
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 class Ranks:
@@ -35,16 +34,16 @@ class Ranks:
         torch_mesh: the same mesh as torch knows it, with the axes as dims; None with one rank.
     """
 
-    def __init__(self, mesh: DeviceMesh | None, *, device_type: str) -> None:
+    def __init__(self, mesh: DeviceMesh | None, *, device: str) -> None:
         self.mesh = mesh or DeviceMesh()
-        self.device_type = device_type
+        self.device_type = device.partition(":")[0]
         self.torch_mesh: Any = None
         self.rank = 0
         if self.mesh.world_size > 1:
-            _start_process_group(self.mesh, device_type)
+            _start_process_group(self.mesh, device)
             self.rank = dist.get_rank()
             sizes = [getattr(self.mesh, axis) for axis in AXES]
-            self.torch_mesh = dist.device_mesh.init_device_mesh(device_type, tuple(sizes), mesh_dim_names=AXES)
+            self.torch_mesh = dist.device_mesh.init_device_mesh(self.device_type, tuple(sizes), mesh_dim_names=AXES)
         self.coordinates = self.mesh.coordinates(self.rank)
 
     def size(self, *axes: str) -> int:
@@ -60,18 +59,10 @@ class Ranks:
             return self.torch_mesh.get_group(axes[0])
         return self.torch_mesh[axes]._flatten("_".join(axes)).get_group()
 
-    def sum_(self, tensor: torch.Tensor, *axes: str) -> torch.Tensor:
-        """Add `tensor` over `axes`, in place, and return it."""
-        group = self.group(*axes)
-        if group is not None:
-            dist.all_reduce(tensor, group=group)
-        return tensor
-
     def sum_numbers(self, numbers: Sequence[float], *axes: str) -> list[float]:
-        """Return the sums of several numbers over `axes`, in fp64, with one collective."""
-        if self.group(*axes) is None:
-            return list(numbers)
-        return self.sum_(torch.tensor(list(numbers), dtype=torch.float64, device=self.device_type), *axes).tolist()
+        """Return the sums of several numbers over `axes`, in fp64, with one collective; bit for bit the same on every rank."""
+        group = self.group(*axes)
+        return list(numbers) if group is None else self._side_by_side(numbers, torch.float64, group).sum(0).tolist()
 
     def from_last_stage(self, numbers: Sequence[float], count: int) -> list[float]:
         """Return `numbers` of the last pipeline stage, `count` of them, on every stage."""
@@ -131,15 +122,21 @@ class Ranks:
     def max_number(self, number: int, *axes: str) -> int:
         """Return the largest of the ranks' numbers over `axes`."""
         group = self.group(*axes)
-        if group is None:
-            return number
-        tensor = torch.tensor(number, dtype=torch.int64, device=self.device_type)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
-        return int(tensor)
+        return number if group is None else int(self._side_by_side([number], torch.int64, group).max())
+
+    def _side_by_side(self, numbers: Sequence[float], dtype: torch.dtype, group: Any) -> torch.Tensor:
+        """Return every rank's numbers, [ranks, numbers]."""
+        own = torch.tensor([list(numbers)], dtype=dtype, device=self.device_type)
+        gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(gathered, own, group=group)
+        return torch.cat(gathered)
 
 
-def _start_process_group(mesh: DeviceMesh, device_type: str) -> None:
-    """Join the other processes, once a process. Raises: `ModeError` outside a launcher that started several."""
+def _start_process_group(mesh: DeviceMesh, device: str) -> None:
+    """Join the other processes, once a process, with `device` as the one that this rank communicates from.
+
+    Raises: `ModeError` outside a launcher that started several.
+    """
     if dist.is_initialized():
         return
     place = settings.torchrun_rank()
@@ -151,8 +148,13 @@ def _start_process_group(mesh: DeviceMesh, device_type: str) -> None:
     # Restarted ranks share the agent's store with their predecessors: without a prefix gloo finds the dead ones' addresses.
     store, rank, world_size = next(iter(rendezvous("env://")))
     store = distributed_c10d.PrefixStore(f"restart_{place.restart}", store)
-    dist.init_process_group(_BACKENDS.get(device_type, "gloo"), store=store, rank=rank, world_size=world_size)
-    session.current().on_close(_leave)
+    own = None
+    if not device.startswith("cpu"):  # tensors made without an index, and objects that are sent, go to the current device
+        own = torch.device(device)
+        torch.get_device_module(own).set_device(own)
+    backend = platform_of(device).collective_backend
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=own)
+    session.current().on_close(_leave, last=True)
 
 
 def _leave() -> None:

@@ -11,6 +11,7 @@ named in `TensorCut.partial` and added once, at the step.
 """
 
 import re
+from collections import Counter
 from typing import Any
 
 import torch
@@ -44,13 +45,16 @@ class TensorStrategy(ParallelStrategy):
     def apply(self, placed: Placed) -> None:
         """Cut the modules that the plan names, then embedding and output layer."""
         group = placed.ranks.group("tp")
-        for name, style in plan_of(placed).items():
+        plan = plan_of(placed)
+        inputs = {parent: _SharedInput(group, count) for parent, count in Counter(
+            name.rpartition(".")[0] for name, style in plan.items() if style in (COLUMN, GATHERED)).items()}
+        for name, style in plan.items():
             module = placed.module.get_submodule(name)
             if style == PARTIAL:
                 placed.cut.partial.update(f"{name}.{own}" for own, _ in module.named_parameters())
                 continue
             base = f"{name}.base_layer" if hasattr(module, "base_layer") else name
-            _cut_linear(base, placed.module.get_submodule(base), style, group, placed)
+            _cut_linear(base, placed.module.get_submodule(base), style, group, placed, inputs.get(name.rpartition(".")[0]))
         _cut_vocabulary(placed, group)
         cut_adapters(placed)
 
@@ -93,7 +97,29 @@ def cut_adapters(placed: Placed) -> None:
                 _cut_linear(full_name, linear, style, group, placed)
 
 
-def _cut_linear(name: str, linear: nn.Linear, style: str, group: Any, placed: Placed) -> None:
+class _SharedInput:
+    """The input of matrices beside each other (q, k, v; gate, up), which all read the same: its gradient is added over tp once."""
+
+    def __init__(self, group: Any, readers: int = 1) -> None:
+        self._group, self._readers, self._left = group, readers, 0
+        self._kept: tuple[torch.Tensor, bool, torch.Tensor] | None = None
+
+    def copy(self, input: torch.Tensor) -> torch.Tensor:
+        """Return `collectives.copy` of `input`, the same one for every reader of it."""
+        has_gradient = torch.is_grad_enabled()
+        if self._kept is None or self._kept[0] is not input or self._kept[1] is not has_gradient:
+            self._kept, self._left = (input, has_gradient, collectives.copy(input, self._group)), self._readers
+        copied = self._kept[2]
+        self._left -= 1
+        if not self._left:
+            self._kept = None
+        return copied
+
+
+def _cut_linear(
+    name: str, linear: nn.Linear, style: str, group: Any, placed: Placed, shared: _SharedInput | None = None,
+) -> None:
+    shared = shared or _SharedInput(group)
     dim = 1 if style == ROW else 0
     _cut_parameter(linear, "weight", dim, group, f"{name}.weight", placed)
     if style == ROW:
@@ -107,7 +133,7 @@ def _cut_linear(name: str, linear: nn.Linear, style: str, group: Any, placed: Pl
         if style == ROW:
             out = collectives.reduce(nn.functional.linear(input, linear.weight), group)
             return out if linear.bias is None else out + linear.bias
-        out = nn.functional.linear(collectives.copy(input, group), linear.weight, linear.bias)
+        out = nn.functional.linear(shared.copy(input), linear.weight, linear.bias)
         return collectives.gather(out, group) if style == GATHERED else out
 
     linear.forward = forward  # type: ignore[method-assign]

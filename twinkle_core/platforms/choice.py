@@ -37,4 +37,11 @@ def platform_of(device: str) -> Platform:
 
 
 def _indexed(kind: str, platform: Platform, local_rank: int) -> str:
-    return kind if platform.count() == 1 and kind == "cpu" else f"{kind}:{local_rank % platform.count()}"
+    """Return the device of this rank. Raises: `ArgumentError` if it has none of its own; the CPU is shared."""
+    if kind == "cpu":
+        return kind
+    if local_rank >= platform.count():
+        raise ArgumentError(f"Local rank {local_rank} has no device of its own: this node has {platform.count()} of kind `{kind}`. "
+                            f"Start at most {platform.count()} rank(s) a node (`--nproc-per-node`), or say which `device=` they "
+                            "are to share, e.g. \"cpu\".")
+    return f"{kind}:{local_rank}"

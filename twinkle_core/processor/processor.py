@@ -14,7 +14,7 @@ import numpy as np
 from twinkle_core.data_format import IGNORE_INDEX, InputFeature, check_feature
 from twinkle_core.errors import ArgumentTypeError, DataError, check_count, check_flag, check_keywords
 from twinkle_core.processor.micro_batch import MicroBatch
-from twinkle_core.processor.packing import SINGLE_ROW, pack_rows
+from twinkle_core.processor.packing import ROW_COST, pack_rows
 from twinkle_core.processor.tokens import Limits, check_limits, integers, place_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Int64Array = npt.NDArray[np.int64]
 
 
-_NUMBERS = ("advantages", "old_logprobs", "ref_logprobs")
+_NUMBERS = ("advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "rewards")
 """Inputs of a loss that are numbers in every loss; what a loss of one's own calls otherwise may be anything."""
 
 _ADVICE = "Pass one number a sequence, or one a token as `ModelOutput.logprobs` has them."
@@ -43,7 +43,7 @@ class InputProcessor:
         check_flag("packing", packing)
         check_count("pad_token_id", pad_token_id, least=0)
         self.micro_batch_size, self.packing, self.pad_token_id = micro_batch_size, packing, pad_token_id
-        self.longest_packed_row: int | None = SINGLE_ROW  # the model lifts it where attention skips what is masked
+        self.row_cost: float | None = ROW_COST  # of `pack_rows`; the model drops it where attention skips what is masked
 
     def prepare(self, features: Sequence[InputFeature]) -> Sequence[InputFeature]:
         """Return the features to train on, by default the same. The number and order of sequences must stay."""
@@ -78,7 +78,7 @@ class InputProcessor:
             targets_bt[row, : lengths[row] - 1] = feature["labels"][1:]  # type: ignore[typeddict-item]
         place_n = np.flatnonzero(targets_bt != IGNORE_INDEX)
         if self.packing:
-            offsets, row_length, position_ids = pack_rows(lengths, longest_row=self.longest_packed_row)
+            offsets, row_length, position_ids = pack_rows(lengths, row_cost=self.row_cost)
             source_n = np.asarray(offsets, np.int64)[place_n // longest] + place_n % longest
         else:
             offsets, row_length, position_ids, source_n = [row * longest for row in range(len(features))], longest, None, place_n

@@ -9,7 +9,7 @@ ranks hold the same, and it takes the first.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from twinkle_core.errors import ArgumentError
 from twinkle_core.mesh import DeviceMesh
@@ -27,15 +27,24 @@ def collect(how: Collect, results: Sequence[Any], mesh: DeviceMesh, *, dispatch:
         raise ArgumentError(f"{len(results)} results were collected from {mesh.world_size} ranks. Pass one a rank.")
     if callable(how):
         return how(list(results), mesh)
-    if how == "none":
-        return list(results)
+    pieces = [results[rank] for rank in needed_ranks(how, mesh, dispatch=dispatch)]
+    return join(how, pieces)
+
+
+def needed_ranks(how: Collect, mesh: DeviceMesh, *, dispatch: Dispatch) -> list[int]:
+    """Return the ranks whose results `collect` looks at, in its order; those of the others need not travel."""
+    if callable(how) or how == "none":
+        return list(range(mesh.world_size))
     if how == "first":
-        return results[0]
+        return [0]
     if how == "last_pp":
-        return results[mesh.rank(pp=mesh.pp - 1)]
-    ranks = range(mesh.world_size) if dispatch == "slice" else mesh.data_representatives()
-    pieces = [results[rank] for rank in ranks]
-    return _JOIN[how](pieces)
+        return [mesh.rank(pp=mesh.pp - 1)]
+    return list(range(mesh.world_size)) if dispatch == "slice" else mesh.data_representatives()
+
+
+def join(how: Literal["none", "first", "flatten", "mean", "sum", "last_pp"], pieces: Sequence[Any]) -> Any:
+    """Return what the caller gets of the results of the needed ranks."""
+    return _JOIN[how](list(pieces)) if how in _JOIN else list(pieces) if how == "none" else pieces[0]
 
 
 def _flatten(pieces: list[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 import inspect
 from abc import ABCMeta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from twinkle_core import session
 from twinkle_core.errors import ArgumentTypeError, check_keywords, checks_keywords
@@ -45,7 +45,14 @@ class RemoteMeta(ABCMeta):
 
 
 class RemoteComponent(metaclass=RemoteMeta):
-    """Base of components: `class Counter(RemoteComponent)`. Constructors take `remote_group=None, device_mesh=None`."""
+    """Base of components: `class Counter(RemoteComponent)`. Constructors take `remote_group=None, device_mesh=None`.
+
+    Class attributes:
+        stays_with_script: whether a component without `remote_group` is built in the script's own process. Otherwise it goes to the
+            group of ranks, where there is one only.
+    """
+
+    stays_with_script: ClassVar[bool] = False
 
 
 def build(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

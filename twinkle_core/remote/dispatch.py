@@ -20,10 +20,13 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The positional and keyword arguments of one rank."""
 
 
-def dispatch(how: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: DeviceMesh) -> list[Call]:
+def dispatch(
+    how: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: DeviceMesh, *, bounds: list[range] | None = None,
+) -> list[Call]:
     """Return the arguments of every rank of `mesh`, in the order of the ranks.
 
-    A function as `how` is called as `how(args, kwargs, mesh)` and returns this list itself.
+    A function as `how` is called as `how(args, kwargs, mesh)` and returns this list itself. `bounds` are the rows of each piece,
+    where something that is cut elsewhere decides them.
 
     Raises: `ArgumentError` if lists that are cut together differ in length, or a function returns a wrong number of calls.
     """
@@ -36,10 +39,19 @@ def dispatch(how: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any], mesh:
     if how == "all":
         return [(args, kwargs) for _ in range(mesh.world_size)]
     args, kwargs = _map_lists((args, kwargs), flatten_responses)
-    pieces = mesh.world_size if how == "slice" else mesh.data_world_size
-    bounds = _bounds((args, kwargs), pieces)
-    ranks = range(mesh.world_size)
-    return [_cut((args, kwargs), bounds[rank if how == "slice" else mesh.data_rank(rank)]) for rank in ranks]
+    bounds = _bounds((args, kwargs), pieces_of(how, mesh), known=bounds)
+    cut = [cut_lists((args, kwargs), rows) for rows in bounds]
+    return [cut[piece_of(how, mesh, rank)] for rank in range(mesh.world_size)]
+
+
+def pieces_of(how: Dispatch, mesh: DeviceMesh) -> int:
+    """Return into how many different sets of arguments a call on `mesh` falls."""
+    return 1 if how == "all" else mesh.data_world_size if how == "slice_dp" else mesh.world_size
+
+
+def piece_of(how: Dispatch, mesh: DeviceMesh, rank: int) -> int:
+    """Return which of these sets `rank` gets."""
+    return 0 if how == "all" else mesh.data_rank(rank) if how == "slice_dp" else rank
 
 
 def partition(length: int, pieces: int) -> list[range]:
@@ -63,21 +75,30 @@ def _pair_id(item: Any) -> Any:
     return cast("Mapping[str, Any]", item).get("pair_id") if isinstance(item, Mapping) else None
 
 
-def _bounds(call: Call, pieces: int) -> list[range]:
+def _bounds(call: Call, pieces: int, *, known: list[range] | None = None) -> list[range]:
     lists: list[tuple[str, list[Any]]] = []
     _map_lists(call, lambda value: value, found=lists)
+    if known is not None:
+        for name, found in lists:
+            if len(found) != known[-1].stop:
+                raise ArgumentError(_lengths_differ(name, len(found), "what another component returned", known[-1].stop))
+        return known
     if not lists:
         raise ArgumentError("Nothing to slice: no argument is a list. Pass the batch as a list.")
     first_name, first = lists[0]
     for name, other in lists[1:]:
         if len(other) != len(first):
-            raise ArgumentError(
-                f"{name} has {len(other)} entries, {first_name} has {len(first)}. What is sliced together needs one entry for each "
-                "sequence (a `SampleResponse` counts once a sequence).")
+            raise ArgumentError(_lengths_differ(name, len(other), first_name, len(first)))
     return partition_rows(first, pieces)
 
 
-def _cut(call: Call, rows: range) -> Call:
+def _lengths_differ(name: str, length: int, other_name: str, other_length: int) -> str:
+    return (f"{name} has {length} entries, {other_name} has {other_length}. What is sliced together needs one entry for each "
+            "sequence (a `SampleResponse` counts once a sequence).")
+
+
+def cut_lists(call: Call, rows: range) -> Call:
+    """Return a call with these rows of every list."""
     return _map_lists(call, lambda value: value[rows.start:rows.stop])
 
 

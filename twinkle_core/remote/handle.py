@@ -39,6 +39,7 @@ def _handle_class(cls: type[Any]) -> type[Any]:
         "__getattribute__": _make_getattribute(cls, frozenset(methods)),
         "__setattr__": _refuse_set,
         "__repr__": _represent,
+        "__reduce_ex__": _reduce,
         "__dir__": _list_methods,
         **methods,
     }
@@ -71,6 +72,10 @@ def _make_getattribute(cls: type, methods: frozenset[str]) -> Any:
 
 def _represent(self: Any) -> str:
     return f"<handle on {type(self).__name__} at {ref_of(self)!r}>"
+
+
+def _reduce(self: Any, protocol: int) -> Any:
+    return object.__getattribute__(self, "_twinkle_launcher").reduce(self)
 
 
 def _list_methods(self: object) -> list[str]:

@@ -26,6 +26,7 @@ class RemoteMark:
         execute: "all" ranks, or the "first" only.
         sync: whether the caller waits for the call to end even when nothing is collected.
         lazy_collect: whether the result may stay where it is until looked at; None leaves it to the session.
+        with_data_state: whether the positions of the script's data loaders go along, for a checkpoint that a rank writes.
     """
 
     dispatch: Dispatch = "all"
@@ -33,6 +34,7 @@ class RemoteMark:
     execute: Execute = "all"
     sync: bool = False
     lazy_collect: bool | None = None
+    with_data_state: bool = False
 
 
 def remote_function(
@@ -42,6 +44,7 @@ def remote_function(
     execute: Execute = "all",
     sync: bool = False,
     lazy_collect: bool | None = None,
+    with_data_state: bool = False,
 ) -> Callable[[F], F]:
     """Mark a method as callable through a handle. Arguments: see `RemoteMark`."""
     for name, value, allowed in (
@@ -49,7 +52,8 @@ def remote_function(
         if value not in allowed and (not callable(value) or name == "execute"):
             raise ArgumentError(f"`remote_function({name}={value!r})`: use one of {listing(allowed)}"
                                 f"{'' if name == 'execute' else ', or a function'}.")
-    mark = RemoteMark(dispatch=dispatch, collect=collect, execute=execute, sync=sync, lazy_collect=lazy_collect)
+    mark = RemoteMark(dispatch=dispatch, collect=collect, execute=execute, sync=sync, lazy_collect=lazy_collect,
+                      with_data_state=with_data_state)
 
     def set_mark(function: F) -> F:
         function.__remote_mark__ = mark  # type: ignore[attr-defined]
