@@ -6,6 +6,7 @@ that is said. Accumulating gradients is left to `twinkle_core.model.training`.
 """
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from twinkle_core.errors import ModelError
 from twinkle_core.loss.interface import Loss
 from twinkle_core.loss.result import check_count, checked_result, loss_name
 from twinkle_core.model.head import CHUNK_ELEMENTS, Head, token_logprobs
+from twinkle_core.model.loading import seeded
+from twinkle_core.parallel.pipeline import config_of_layers
 from twinkle_core.processor import Alternatives, MicroBatch, TokenOutputs
 from twinkle_core.warning import warn
 
@@ -100,7 +103,9 @@ class ModuleRunner:
 
     def check_head(self) -> None:
         """Raise `ModelError` unless the logits are the output layer's of the hidden states, which a pipeline takes for granted."""
-        if not self._probe_head(self.module.get_input_embeddings().weight.device):
+        device = self.module.get_input_embeddings().weight.device
+        probed = self if device.type != "meta" else ModuleRunner(_without_layers(self.module), self.precision)
+        if not probed._probe_head(torch.device("cpu") if probed is not self else device):
             raise ModelError(f"`{type(self.module).__name__}` does more to its logits than its output layer and a softcap, which "
                              "pipeline stages do not do. Use a mesh without `pp`.")
         self._head_is_linear = True
@@ -207,6 +212,15 @@ class ModuleRunner:
             self.say_once(f"`{type(self.module).__name__}` does more to its logits than its output layer and a softcap, so the "
                           "memory-saving loss is off: all logits are held in memory.")
         return is_same
+
+
+def _without_layers(module: Any) -> Any:
+    """Return a real module of the same class and settings, without layers and with few tokens: enough to see its logits made."""
+    config = copy.deepcopy(module.config)
+    text = config.get_text_config()
+    text.vocab_size, text.pad_token_id = _PROBE_TOKENS, None
+    with seeded("cpu"):
+        return type(module)(config_of_layers(config, []))
 
 
 def _micro_result(

@@ -39,8 +39,19 @@ def load_pretrained(
         HubError: it cannot be found.
         ModelError: it is no causal language model, or its files do not hold all of its weights.
     """
-    check_flag("trust_remote_code", trust_remote_code, none="as `TWINKLE_TRUST_REMOTE_CODE` says")
     transformers = _import_transformers()
+    module = build(transformers.AutoModelForCausalLM, model_id, dtype=dtype, device=device, attn_implementation=attn_implementation,
+                   trust_remote_code=trust_remote_code)
+    return module.to(device).eval()
+
+
+def build(
+    auto_class: Any, model_id: str, *, dtype: "torch.dtype | None", device: str, attn_implementation: str | None,
+    trust_remote_code: bool | None,
+) -> Any:
+    """Return what `auto_class.from_pretrained` makes of `model_id`, complete. Arguments and errors: `load_pretrained`."""
+    check_flag("trust_remote_code", trust_remote_code, none="as `TWINKLE_TRUST_REMOTE_CODE` says")
+    _import_transformers()
     _leave_out_kernel_advice()
     folder = resolve_model(model_id, trust_remote_code=trust_remote_code)
     trusted = settings.trust_remote_code() if trust_remote_code is None else trust_remote_code
@@ -49,7 +60,7 @@ def load_pretrained(
         options["attn_implementation"] = attn_implementation
     try:
         with seeded(device), without_progress_bar():
-            module, info = transformers.AutoModelForCausalLM.from_pretrained(str(folder), output_loading_info=True, **options)
+            module, info = auto_class.from_pretrained(str(folder), output_loading_info=True, **options)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         if isinstance(error, TwinkleError):
             raise
@@ -57,7 +68,7 @@ def load_pretrained(
                          "its `config.json` names a text model that this version of transformers knows.") from error
     _check_complete(model_id, folder, info)
     _choose_experts(module)
-    return module.to(device).eval()
+    return module
 
 
 @contextlib.contextmanager

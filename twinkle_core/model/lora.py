@@ -6,7 +6,7 @@ pass. What is trained with which optimizer is left to the adapters' states.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,9 @@ from twinkle_core.errors import (
     first_line,
     listing,
 )
+from twinkle_core.model.hollow import is_hollow
 from twinkle_core.model.loading import seeded
+from twinkle_core.model.lora_start import adapter_place, is_drawn, start_value
 from twinkle_core.model.undo import undone_on_error
 from twinkle_core.warning import warn
 
@@ -97,10 +99,24 @@ class LoraAdapters:
         self._active = None
         self.activate(name)
         parameters = self.parameters(name)
-        for parameter in parameters.values():
+        for key, parameter in parameters.items():
             if parameter.dtype in (torch.bfloat16, torch.float16):  # as the layers around it; too coarse to take small steps
                 parameter.data = parameter.data.float()
+            value = None if is_hollow(parameter) else self.start_value(key, parameter.shape)
+            if value is not None:
+                parameter.data.copy_(value)
         return parameters
+
+    def start_value(self, parameter_name: str, shape: Sequence[int]) -> torch.Tensor | None:
+        """Return what an adapter's parameter of this whole shape begins with; None if that is not drawn, but left by peft."""
+        found = adapter_place(parameter_name)
+        if found is None:
+            return None
+        layer, adapter = found
+        config, ranks = self.configs.get(adapter), getattr(self._module.get_submodule(layer), "r", {})
+        if not isinstance(config, LoraConfig) or not is_drawn(config) or adapter not in ranks:
+            return None
+        return start_value(parameter_name, shape, config, r=ranks[adapter])
 
     def parameters(self, name: str) -> dict[str, torch.nn.Parameter]:
         """Return name in the module -> parameter, of exactly this adapter."""

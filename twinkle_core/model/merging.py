@@ -35,6 +35,16 @@ def tied_names(weights: dict[str, torch.Tensor]) -> dict[str, str]:
     return {name: first[id(tensor)] for name, tensor in weights.items() if first.setdefault(id(tensor), name) != name}
 
 
+def name_in_files(name: str) -> str:
+    """Return the name that a parameter of the model itself, or a copy of it that an adapter trains, had before peft wrapped it."""
+    parts = _without_wrappers(name)
+    for part, count in (("original_module", 1), ("modules_to_save", 2)):
+        if part in parts:
+            place = parts.index(part)
+            del parts[place:place + count]
+    return ".".join(parts)
+
+
 def _merged(module: torch.nn.Module, adapter: str) -> dict[str, torch.Tensor]:
     """Return plain name -> merged tensor of each weight that the adapter changes."""
     merged: dict[str, torch.Tensor] = {}

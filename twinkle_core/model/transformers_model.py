@@ -17,25 +17,23 @@ from twinkle_core.data_format import ModelOutput
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, ModelError, check_count, check_flag, did_you_mean, listing
 from twinkle_core.loss.interface import FunctionLoss
 from twinkle_core.mesh import DeviceMesh
-from twinkle_core.model import reporting, training
+from twinkle_core.model import lora_start, reporting, training
 from twinkle_core.model.adapter import AdapterState, ForwardPass, Totals
 from twinkle_core.model.batches import run_batches
-from twinkle_core.model.family import block_classes
 from twinkle_core.model.forward import MicroResult, ModuleRunner
 from twinkle_core.model.inputs import check_top_logprobs, choose_loss, features_of
 from twinkle_core.model.interface import TrainableModel
-from twinkle_core.model.loading import load_pretrained, seed_once
+from twinkle_core.model.loading import seed_once
 from twinkle_core.model.lora import LoraAdapters, check_adapter_name, lora_config
 from twinkle_core.model.optimizers import build_optimizer, build_scheduler
 from twinkle_core.model.packing import fit_processor
 from twinkle_core.model.pipelined import run_pipelined
+from twinkle_core.model.placing import Placing, load_for
 from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, check_trained_dtype, resolve_dtype
-from twinkle_core.model.undo import undone_on_error
 from twinkle_core.parallel import gradients
-from twinkle_core.parallel.choice import check_model, choose_strategies, parallelize
+from twinkle_core.parallel.choice import check_model, choose_strategies
 from twinkle_core.parallel.pipeline import Pipeline
 from twinkle_core.parallel.placed import Placed
-from twinkle_core.parallel.ranks import Ranks
 from twinkle_core.platforms.choice import choose_device
 from twinkle_core.processor import InputProcessor, MicroBatch, build_processor
 
@@ -88,8 +86,8 @@ class TransformersModel(TrainableModel):
         self._strategies = choose_strategies(self.mesh)
         self.device = choose_device(device)
         seed_once(salt=_data_rank(self.mesh))
-        self.module: Any = load_pretrained(
-            model_id, dtype=weights_dtype, device=self.device, attn_implementation=attn_implementation,
+        self.module, source = load_for(
+            self.mesh, model_id, dtype=weights_dtype, device=self.device, attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code)
         check_model(self.module.config, self.mesh, self._strategies)
         self.precision = Precision(self.module, dtype=weights_dtype, mixed_precision=mixed_precision,
@@ -99,6 +97,7 @@ class TransformersModel(TrainableModel):
         self._whole = AdapterState(name="", parameters=_trainable(self.module), is_lora=False, processor=InputProcessor(),
                                    gradient_accumulation_steps=gradient_accumulation_steps)
         self._is_whole_ready = False
+        self._placing = Placing(self.module, source, mesh=self.mesh, strategies=self._strategies, device=self.device)
         self._placed: Placed | None = None
         self._pipeline: Pipeline | None = None
         self._adapters: dict[str, AdapterState] = {}
@@ -289,6 +288,8 @@ class TransformersModel(TrainableModel):
             self._runner.say_once(
                 f"The model was told `gradient_accumulation_steps={whole.gradient_accumulation_steps}`, which is that of "
                 f"full-parameter training; the adapter `{adapter_name}` has its own, 1. Say it in `add_adapter_to_model`.")
+        if self._placing.is_hollow and (field := lora_start.needs_weights(made)):
+            self._placing.fill_whole(self.lora, self.model_id, f"`{field}` of an adapter computes with its weights")
         parameters = self.lora.add(adapter_name, made)
         self.lora.base_steps = whole.step
         self._runner.forget_mode()
@@ -341,8 +342,7 @@ class TransformersModel(TrainableModel):
             raise ArgumentTypeError(f"`apply_patch` got {patch!r}. Pass a function that takes the module and changes it in place.")
         self._runner.forget_mode()
         self._runner.forget_head()
-        with undone_on_error(self.module):
-            patch(self.module)
+        self._placing.patch(patch, self.lora, self.model_id)
         if self._whole.optimizer is None and not self._adapters:  # a patch may have frozen some
             self._whole.parameters = _trainable(self.module)
 
@@ -376,12 +376,7 @@ class TransformersModel(TrainableModel):
 
     def _place(self) -> None:
         """Put the module, with the adapters that it has by now, on its ranks."""
-        placed = Placed(module=self.module, root=self._runner.root, is_lora=bool(self._adapters), blocks=block_classes(self.module),
-                        ranks=Ranks(self.mesh, device=self.device))
-        placed.hidden_dtype = self.module.get_input_embeddings().weight.dtype
-        if placed.ranks.size("pp") > 1:
-            self._runner.check_head()
-        parallelize(placed, self._strategies, gradient_checkpointing=self.gradient_checkpointing)
+        placed = self._placing.place(self._runner, self.lora, gradient_checkpointing=self.gradient_checkpointing)
         self._placed, self._runner.placed = placed, placed
         if placed.stages:
             self._pipeline = Pipeline(placed)

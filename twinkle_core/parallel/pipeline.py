@@ -57,7 +57,7 @@ class StageModule(nn.Module):
         chunk._modules["layers"] = _named_list({name: whole._modules[name] for name in layers})
         if not is_last:
             chunk._modules["norm"] = nn.Identity()
-        chunk.config = _config_of(chunk.config, [int(name) for name in layers])
+        chunk.config = config_of_layers(chunk.config, [int(name) for name in layers])
         self.chunk = chunk
 
     def forward(self, hidden_or_ids: torch.Tensor, position_ids: torch.Tensor | None) -> torch.Tensor:
@@ -110,7 +110,7 @@ def _named_list(layers: dict[str, nn.Module]) -> nn.ModuleList:
     return named
 
 
-def _config_of(config: Any, layers: Sequence[int]) -> Any:
+def config_of_layers(config: Any, layers: Sequence[int]) -> Any:
     """Return a copy of a configuration for these layers only."""
     cut = copy.copy(config)
     count = config.num_hidden_layers
