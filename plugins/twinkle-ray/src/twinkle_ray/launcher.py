@@ -94,7 +94,7 @@ class RayLauncher(Launcher):
         component = ref_of(handle)
         states = positions.collect_states() if mark.with_data_state else None
         return call_group(self._groups[component.group], component, method, args, kwargs, mark, data_states=states,
-                          is_lazy=self._session.lazy_collect if mark.lazy_collect is None else mark.lazy_collect)
+                          leaves_results=self._session.lazy_collect if mark.lazy_collect is None else mark.lazy_collect)
 
     def topology(self) -> Topology:
         """Return rank 0 of 1: the script is one process, and sees whole batches."""

@@ -50,7 +50,7 @@ class Peer(Launcher):
 
     def call(self, handle: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], mark: remote.RemoteMark) -> Any:
         """Call the ranks and wait."""
-        return call_group(self._ranks, ref_of(handle), method, args, kwargs, mark, data_states=None, is_lazy=False)
+        return call_group(self._ranks, ref_of(handle), method, args, kwargs, mark, data_states=None, leaves_results=False)
 
     def reduce(self, handle: Any) -> tuple[Any, ...]:
         """Return what makes it the object, or a handle, in the next process."""

@@ -18,7 +18,6 @@ import ray
 from twinkle_core import plugins, remote, session, settings
 from twinkle_core.data_format import flatten_responses
 from twinkle_core.dataloader.positions import given
-from twinkle_core.errors import WorkerError
 from twinkle_core.launchers.local import LocalLauncher
 from twinkle_core.remote.collect import join
 from twinkle_core.remote.dispatch import cut_lists, map_lists, unit_starts
@@ -137,6 +136,8 @@ class Rank:
         here.reported = []
         try:
             value = function()
+        except _ArgumentFailedError as error:
+            return error.failure, Notes(failure=error.failure)
         except Exception as error:  # noqa: BLE001  the boundary to the script, which raises it again
             place = self._setup.place
             where = (f"{what} on rank {place.rank} of group `{self._setup.group}` (host {socket.gethostname()}, process "
@@ -146,6 +147,14 @@ class Rank:
         progress = here.latest_metrics if here.latest_metrics is not before else None
         notes = Notes(units=_units_of(value) if counts and wants_value else None, metrics=here.reported, progress=progress)
         return (value if wants_value else None), notes
+
+
+class _ArgumentFailedError(Exception):
+    """An argument is the result of a call that failed on another rank."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
 
 
 def _unpack(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -162,7 +171,7 @@ def _opened(value: Any) -> Any:
     pieces = ray.get(value.refs)
     for piece in pieces:
         if isinstance(piece, Failure):
-            raise WorkerError(f"An argument is the result of a call that failed: {piece.text}\nIn {piece.where}.\n{piece.trace}")
+            raise _ArgumentFailedError(piece)
     whole = pieces[0] if value.how is None else join(value.how, pieces)
     if value.is_sliced:
         (whole,), _ = map_lists(((whole,), {}), flatten_responses)
