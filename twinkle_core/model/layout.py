@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from twinkle_core.errors import CheckpointError
-from twinkle_core.model.merging import tied_names
+from twinkle_core.model.merging import name_in_files, tied_names
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -78,6 +78,12 @@ def adapter_weights(module: torch.nn.Module, name: str) -> dict[str, torch.Tenso
     """Return file name -> tensor of an adapter in peft's layout. The tensors share memory with the module."""
     state = get_peft_model_state_dict(module, adapter_name=name, save_embedding_layers=False)
     return {key if key.startswith(_PEFT_PREFIX) else _PEFT_PREFIX + key: tensor for key, tensor in state.items()}
+
+
+def adapter_file_name(name: str, adapter: str) -> str:
+    """Return the name in peft's files of an adapter's parameter that is called `name` in the module."""
+    plain = name_in_files(name).replace(f".{adapter}.", ".").removesuffix(f".{adapter}")
+    return _PEFT_PREFIX + (plain.removesuffix(".weight") if "lora_magnitude_vector" in plain else plain)
 
 
 def write_adapter(folder: Path, module: torch.nn.Module, name: str, config: Any, *, base: str, source: Path | None) -> None:

@@ -30,15 +30,17 @@ from twinkle_core.model.packing import fit_processor
 from twinkle_core.model.pipelined import run_pipelined
 from twinkle_core.model.placing import Placing, load_for
 from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, check_trained_dtype, resolve_dtype
+from twinkle_core.model.sending import Sending
 from twinkle_core.parallel import gradients
 from twinkle_core.parallel.choice import check_model, choose_strategies
 from twinkle_core.parallel.pipeline import Pipeline
 from twinkle_core.parallel.placed import Placed
 from twinkle_core.platforms.choice import choose_device
 from twinkle_core.processor import InputProcessor, MicroBatch, build_processor
+from twinkle_core.weight_sync.interface import BUCKET_BYTES, WeightBucket, WeightPlan, WeightSource
 
 
-class TransformersModel(TrainableModel):
+class TransformersModel(TrainableModel, WeightSource):
     """A model from a hub id or a folder.
 
     Args:
@@ -100,6 +102,7 @@ class TransformersModel(TrainableModel):
         self._placing = Placing(self.module, source, mesh=self.mesh, strategies=self._strategies, device=self.device)
         self._placed: Placed | None = None
         self._pipeline: Pipeline | None = None
+        self._sending: Sending | None = None
         self._adapters: dict[str, AdapterState] = {}
 
     def state(self, adapter_name: str = "") -> AdapterState:
@@ -345,6 +348,18 @@ class TransformersModel(TrainableModel):
         self._placing.patch(patch, self.lora, self.model_id)
         if self._whole.optimizer is None and not self._adapters:  # a patch may have frozen some
             self._whole.parameters = _trainable(self.module)
+
+    def plan_weights(self, *, adapter_name: str = "", merge: bool = False, bucket_bytes: int = BUCKET_BYTES) -> WeightPlan:
+        """Return what `read_weights` will give."""
+        check_flag("merge", merge)
+        self._sending = Sending(self, self.ready(adapter_name), merge=merge, bucket_bytes=bucket_bytes)
+        return self._sending.plan
+
+    def read_weights(self, index: int) -> WeightBucket:
+        """Return one bucket of the last plan."""
+        if self._sending is None:
+            raise ModelError("`read_weights` needs a `plan_weights` before it. Use `CheckpointEngineManager`.")
+        return self._sending.read(index)
 
     def upload_to_hub(self, path: str, repo_id: str, *, private: bool = True) -> str:
         """Upload a saved checkpoint and return its URI."""

@@ -60,6 +60,9 @@ def _targets(base: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> di
         raise SamplerError(f"The weights that the model sends are not those of this sampler's `{type(base).__name__}`: it has no "
                            f"{listing(unknown[:3]) or 'others'}, and gets no {listing(lacking[:3]) or 'fewer'}. Build the sampler "
                            "with the `model_id` of the model.")
+    if len(written) < len(shapes):
+        raise SamplerError("The model sends weights apart that are one in this sampler's model (tied embeddings, say, of which the "
+                           "adapter changes one). Leave `merge_and_sync` out.")
     for name, shape in shapes.items():
         if tuple(own[name].shape) != tuple(shape):
             raise SamplerError(f"`{name}` is sent with the shape {tuple(shape)}, and has {tuple(own[name].shape)} in this sampler. "
