@@ -10,7 +10,7 @@ class Rows(RemoteComponent):
     """Makes, changes and counts rows."""
 
     def __init__(self, start: int = 0, remote_group: str | None = None, device_mesh: Any = None) -> None:
-        self.total = start
+        self.total = start + 0
 
     @remote_function(dispatch="slice_dp", collect="flatten")
     def double(self, rows: list[Any], *, weights: list[int] | None = None) -> list[Any]:

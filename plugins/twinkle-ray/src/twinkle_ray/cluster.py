@@ -59,27 +59,42 @@ def connect(address: str | None, groups: Sequence[DeviceGroup]) -> bool:
 
     Returns False if this process was connected already, by the script itself.
 
-    Raises: `ModeError` if there is no cluster at an address that was said.
+    Raises: `ModeError` if no cluster answers at an address that was said, or this process is connected to another one.
     """
     if ray.is_initialized():
+        present = ray.get_runtime_context().gcs_address
+        if address not in (None, present):
+            raise ModeError(f"`address={address!r}`: this process is connected to the Ray cluster at `{present}` already. Leave "
+                            "`address` out, or do not call `ray.init` in the script.")
         return False
     settings.set_defaults({"RAY_USAGE_STATS_ENABLED": "0"})  # a training run is nobody's news
-    said = address
-    address = address or services.get_ray_address_from_environment(None, None)  # type: ignore[arg-type]  None: as `ray start` left it
-    if address is not None and (said or settings.environ().get("RAY_ADDRESS") or _listens(address)):
-        try:
-            ray.init(address=address, logging_level=_QUIET, log_to_driver=True)
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            raise ModeError(f"No Ray cluster answers at `{address}`: {first_line(error)} Start one there with `ray start --head`, "
-                            "or say another `--address`.") from error
-        return True
+    said = address or settings.environ().get("RAY_ADDRESS")
+    found = said or services.find_bootstrap_address(None)  # what the last `ray start` on this machine noted
+    if said is None and (found is None or not _listens(found)):
+        _start_local(groups)
+    elif found is not None:
+        _join(found)
+    return True
+
+
+def _join(address: str) -> None:
+    if not _listens(address):
+        raise ModeError(f"No Ray cluster answers at `{address}`. Start one there with `ray start --head`, or say the HOST:PORT "
+                        "that it printed with `--address`.")
+    try:
+        ray.init(address=address, logging_level=_QUIET, log_to_driver=True)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        raise ModeError(f"The Ray cluster at `{address}` cannot be joined: {first_line(error)} This machine must be one of the "
+                        "cluster's, with the same versions of Ray and Python. To run elsewhere, use `--submit`.") from error
+
+
+def _start_local(groups: Sequence[DeviceGroup]) -> None:
     slots = sum(group.world_size for group in groups if group.device_type in ("cpu", AUTO))
     try:
         ray.init(address="local", num_cpus=max(1, slots), include_dashboard=False, logging_level=_QUIET, log_to_driver=True)
     except Exception as error:  # Ray raises bare `Exception` when its processes do not come up
         raise ModeError(f"Ray could not be started on this machine: {first_line(error)} Its own logs are in /tmp/ray/"
                         "session_latest/logs. If the machine was busy, try again.") from error
-    return True
 
 
 def nodes() -> list[Node]:
@@ -202,8 +217,11 @@ def _amount(needs: Mapping[str, float]) -> str:
 
 
 def _listens(address: str) -> bool:
-    """Whether the cluster that `ray start` noted on this machine still runs."""
+    """Whether something listens at HOST:PORT. Raises: `ArgumentError` for an address of another form."""
     host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2):
+    if not host or not port.isdecimal() or "/" in host:
+        raise ArgumentError(f"`address={address!r}` is not of the form HOST:PORT, as `ray start --head` prints it. To send the "
+                            "script to a cluster at http://HOST:8265, add `--submit`.")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=3):
         return True
     return False

@@ -5,6 +5,7 @@ of one; `call` cuts the arguments, sends them, and joins the results, at once or
 with a call is left to `worker`.
 """
 
+import dataclasses
 import itertools
 import sys
 import uuid
@@ -15,9 +16,10 @@ from typing import Any
 
 from twinkle_core import remote, settings
 from twinkle_core.dataloader import DataLoader, positions
-from twinkle_core.errors import ArgumentError, MeshError, WorkerError, listing
+from twinkle_core.errors import ArgumentError, MeshError, ModeError, WorkerError, listing
 from twinkle_core.launchers.interface import Launcher, LauncherOption, Topology
 from twinkle_core.launchers.local import LocalLauncher
+from twinkle_core.launchers.script import check_script
 from twinkle_core.mesh import AUTO, DeviceGroup, DeviceMesh
 from twinkle_core.remote import RemoteMark
 from twinkle_core.remote.handle import ref_of
@@ -35,18 +37,42 @@ class RayLauncher(Launcher):
     options = (
         LauncherOption(name="address", type=str,
                        help="Cluster to join, HOST:PORT. Default: RAY_ADDRESS, else one that runs here, else a new one."),
+        LauncherOption(name="max_restarts", type=int, help="How often the script is run again after it failed.", default=0),
+        LauncherOption(name="submit", type=bool, default=False,
+                       help="Run the script as a job of the cluster whose dashboard is at --address http://HOST:8265."),
     )
     accepts = frozenset({"nproc_per_node", "mesh", "group"})
 
     @classmethod
     def launch(cls, script: str | None, argv: Sequence[str], request: LaunchRequest) -> int:
-        """Run `script` in this process, which then controls the cluster."""
-        return LocalLauncher.launch(script, argv, request)
+        """Run `script` in this process, which then controls the cluster; in processes that can be run again; or as a job."""
+        path = check_script(script)
+        values = cls.check_options(request.options, where="twinkle launch --mode ray")
+        restarts, is_job = values["max_restarts"], values["submit"]
+        if restarts < 0:
+            raise ArgumentError(f"`--max-restarts {restarts}`: use an integer >= 0.")
+        mine = {"max_restarts", "submit", "address"} if is_job else {"max_restarts", "submit"}
+        child = dataclasses.replace(
+            request, mode="ray", options={name: value for name, value in request.options.items() if name not in mine})
+        if is_job:
+            from twinkle_ray.submit import submit
+
+            return submit(path, argv, child, address=values["address"], restarts=restarts)
+        if restarts:
+            from twinkle_ray.attempt import run_again
+
+            settings.update_environ(child.to_environ())
+            return run_again(restarts, path, argv)
+        return LocalLauncher.launch(path, argv, child)
 
     def start(self, session: Session) -> None:
         """Join or start a cluster, and start the ranks of every group."""
         from twinkle_ray import cluster
 
+        for name in ("max_restarts", "submit"):
+            if self.values[name]:
+                raise ModeError(f"`initialize({name}={self.values[name]!r})` comes too late: the script runs already. Say "
+                                f"`--{name.replace('_', '-')}` to `twinkle launch --mode ray`.")
         self._session = session
         self._groups: dict[str, Any] = {}
         self._reserved: list[Any] = []
@@ -99,6 +125,15 @@ class RayLauncher(Launcher):
     def topology(self) -> Topology:
         """Return rank 0 of 1: the script is one process, and sees whole batches."""
         return Topology()
+
+    def placement(self) -> str:
+        """Return a drawing of the groups and what lives on them."""
+        import ray
+
+        from twinkle_ray.drawing import draw
+
+        living = [component for component, handle in self._components.values() if handle() is not None]
+        return draw(self._groups, living, address=ray.get_runtime_context().gcs_address)
 
     def reduce(self, handle: Any) -> tuple[Any, ...]:
         """Return what makes it the object itself on a rank of its group, and a handle elsewhere. It is then kept to the end."""
