@@ -38,8 +38,8 @@ def sampler(model_id: str = MODEL) -> TorchSampler:
 
 
 def scores(sampler: TorchSampler, **adapter: str) -> list[float]:
-    responses = sampler.sample([{"input_ids": row["input_ids"]} for row in ROWS], SamplingParams(max_tokens=0, prompt_logprobs=True),
-                               **adapter)
+    prompts = [{"input_ids": row["input_ids"]} for row in ROWS]
+    responses = sampler.sample(prompts, SamplingParams(max_tokens=0, prompt_logprobs=True), **adapter)
     return [number for response in responses for number in response.prompt_logprobs[1:]]
 
 
@@ -122,7 +122,7 @@ def test_nothing_is_sampled_from_weights_that_are_half_sent() -> None:
 
 
 def test_a_manager_takes_a_source_and_a_sink_only() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"`CheckpointEngineManager\(model=...\)` got a `TorchSampler`. Pass .*Transformers"):
+    with pytest.raises(ArgumentTypeError, match=r"`CheckpointEngineManager\(model=...\)` got a `TorchSampler`. Pass .*sends"):
         CheckpointEngineManager(model=sampler(), sampler=sampler())
     with pytest.raises(SamplerError, match=r"No weights are expected"):
         sampler().write_weights(WeightBucket({}))
