@@ -155,16 +155,17 @@ def place(
 
     Raises: `MeshError` within 10 s if the groups do not fit: what is asked, what there is, which group to shrink.
     """
+    empty = [Node(id=node.id, address=node.address, total=node.total, free=dict(node.total)) for node in nodes()]
+    _assign_or_explain(groups, empty, nproc_per_node)
     deadline = time.monotonic() + _WAIT_S
     while True:
-        machines = nodes()
         try:
-            placed = assign(groups, machines, nproc_per_node=nproc_per_node)
+            placed = assign(groups, nodes(), nproc_per_node=nproc_per_node)
             break
-        except ShortageError as shortage:
-            empty = [Node(id=node.id, address=node.address, total=node.total, free=dict(node.total)) for node in nodes()]
-            if time.monotonic() > deadline or not _fits(groups, empty, nproc_per_node):
-                raise MeshError(_explain(shortage, groups, nproc_per_node)) from None
+        except ShortageError:
+            if time.monotonic() > deadline:
+                placed = _assign_or_explain(groups, nodes(), nproc_per_node)
+                break
             time.sleep(0.2)
     made: dict[str, tuple[PlacementGroup, list[str]]] = {}
     try:
@@ -200,12 +201,11 @@ def check_ranks(groups: Sequence[DeviceGroup]) -> None:
             owners[rank] = group.name
 
 
-def _fits(groups: Sequence[DeviceGroup], machines: Sequence[Node], nproc_per_node: int | None) -> bool:
+def _assign_or_explain(groups: Sequence[DeviceGroup], machines: Sequence[Node], nproc_per_node: int | None) -> dict[str, list[str]]:
     try:
-        assign(groups, machines, nproc_per_node=nproc_per_node)
-    except ShortageError:
-        return False
-    return True
+        return assign(groups, machines, nproc_per_node=nproc_per_node)
+    except ShortageError as shortage:
+        raise MeshError(_explain(shortage, groups, nproc_per_node)) from None
 
 
 def _explain(shortage: ShortageError, groups: Sequence[DeviceGroup], nproc_per_node: int | None) -> str:
