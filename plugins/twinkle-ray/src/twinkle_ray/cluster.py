@@ -73,19 +73,21 @@ def connect(address: str | None, groups: Sequence[DeviceGroup]) -> bool:
     if said is None and (found is None or not _listens(found)):
         start_local(max(1, sum(group.world_size for group in groups if group.device_type in ("cpu", AUTO))))
     elif found is not None:
-        _join(found)
+        _join(said, found)
     return True
 
 
-def _join(address: str) -> None:
+def _join(said: str | None, address: str) -> None:
+    """Join the cluster at `address`. Ray itself is given what was said only: it uses this machine's token for one that it finds."""
     if not _listens(address):
         raise ModeError(f"No Ray cluster answers at `{address}`. Start one there with `ray start --head`, or say the HOST:PORT "
                         "that it printed with `--address`.")
     try:
-        ray.init(address=address, logging_level=_QUIET, log_to_driver=True)
+        ray.init(address=said, logging_level=_QUIET, log_to_driver=True)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise ModeError(f"The Ray cluster at `{address}` cannot be joined: {first_line(error)} This machine must be one of the "
-                        "cluster's, with the same versions of Ray and Python. To run elsewhere, use `--submit`.") from error
+                        "cluster's, with the same versions of Ray and Python; if the cluster wants a token, set "
+                        "RAY_AUTH_MODE=token. To run elsewhere, use `--submit`.") from error
 
 
 def start_local(slots: int) -> None:

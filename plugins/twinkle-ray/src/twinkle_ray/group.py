@@ -176,7 +176,7 @@ class Pending:
 
     def _settle(self) -> dict[int, Notes] | Failure:
         notes: dict[int, Notes] = {}
-        failures: list[Failure] = []
+        failures: dict[int, Failure] = {}
         waiting = {ref: rank for rank, ref in self._notes.items()}
         deadline = None
         while waiting:
@@ -191,12 +191,13 @@ class Pending:
             except RayError as error:
                 failure = self._group.death_of(rank, error, what=self._what)
             if failure is not None:
-                failures.append(failure)
+                failures[rank] = failure
                 deadline = deadline or time.monotonic() + GRACE_S
         if not failures:
             _report(notes)
             return notes
-        first = min(failures, key=lambda failure: (not failure.is_death, failure.time))  # the others miss the one that died
+        first = min(failures.values(), key=lambda failure: (not failure.is_death, failure.time))  # the others miss one that died
+        first = next(failures[rank] for rank in sorted(failures) if failures[rank].text == first.text)
         self._group.seen(first, stuck=bool(waiting))
         return first
 
