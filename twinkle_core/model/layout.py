@@ -17,9 +17,11 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 
 from twinkle_core.errors import CheckpointError
+from twinkle_core.model.file_weights import FileWeights, names_of_one
 from twinkle_core.model.merging import tied_names
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -80,6 +82,14 @@ def adapter_weights(module: torch.nn.Module, name: str) -> dict[str, torch.Tenso
     return {key if key.startswith(_PEFT_PREFIX) else _PEFT_PREFIX + key: tensor for key, tensor in state.items()}
 
 
+def adapter_names(module: torch.nn.Module, name: str) -> dict[str, str]:
+    """Return file name -> name in the module of the tensors of an adapter."""
+    held = module.state_dict(keep_vars=True)
+    names = {id(tensor): own for own, tensor in held.items()}
+    state = get_peft_model_state_dict(module, state_dict=held, adapter_name=name, save_embedding_layers=False)
+    return {key if key.startswith(_PEFT_PREFIX) else _PEFT_PREFIX + key: names[id(tensor)] for key, tensor in state.items()}
+
+
 def write_adapter(folder: Path, module: torch.nn.Module, name: str, config: Any, *, base: str, source: Path | None) -> None:
     """Write an adapter's weights, its config and the tokenizer files. `base` names the model that it belongs to."""
     tensors = {key: tensor.cpu().contiguous() for key, tensor in adapter_weights(module, name).items()}
@@ -138,17 +148,16 @@ def copy_weights(folder: Path, targets: Mapping[str, torch.Tensor]) -> None:
 
 def load_model(folder: Path, module: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
     """Copy the weights of a checkpoint into the module in place. `weights`: as `plain_weights` returns them."""
-    targets = file_weights(module, weights)
-    live = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
-    if all(tensor.untyped_storage().data_ptr() in live for tensor in targets.values()):
-        copy_weights(folder, targets)
-        return
-    # the files hold the weights in another arrangement, so transformers has to read them
-    dtype = max(weights.values(), key=torch.Tensor.numel).dtype
-    fresh = type(module).from_pretrained(str(folder), dtype=dtype, local_files_only=True).state_dict()
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            tensor.copy_(fresh[name])
+    source = model_weights(folder, module)
+    for name, tensor in weights.items():
+        source.copy(name, [0] * tensor.ndim, tensor)
+
+
+def model_weights(folder: Path, module: PreTrainedModel) -> FileWeights:
+    """Return the weights of a checkpoint by the names of a module's parameters, tied ones by all their names."""
+    source = FileWeights(module, weight_files(folder), get_model_conversion_mapping(module))
+    source.call_alike(names_of_one(module))
+    return source
 
 
 def _opened(path: Path) -> Any:

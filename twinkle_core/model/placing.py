@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from twinkle_core.errors import ModelError
@@ -24,7 +23,7 @@ from twinkle_core.model.merging import name_in_files
 from twinkle_core.model.undo import undone_on_error
 from twinkle_core.parallel.choice import parallelize
 from twinkle_core.parallel.interface import ParallelStrategy
-from twinkle_core.parallel.placed import Placed
+from twinkle_core.parallel.placed import Placed, part_of
 from twinkle_core.parallel.ranks import Ranks
 
 _CUTTING = ("fsdp", "tp", "pp")
@@ -154,16 +153,3 @@ def _filled(
         local = DTensor.from_local(local, hollow.device_mesh, hollow.placements, run_check=False, shape=hollow.shape,
                                    stride=hollow.stride())
     return torch.nn.Parameter(local, hollow.requires_grad) if isinstance(hollow, torch.nn.Parameter) else local
-
-
-def part_of(name: str, tensor: torch.Tensor, placed: Placed | None) -> tuple[list[int], list[int], list[int]]:
-    """Return (where this rank's part begins in the whole parameter, the part's shape, the whole shape), one number a dim."""
-    shape, start, whole = list(tensor.shape), [0] * tensor.ndim, list(tensor.shape)
-    if isinstance(tensor, DTensor):
-        local_shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        shape, start = list(local_shape), list(offset)
-    dim = None if placed is None else placed.cut.dims.get(name)
-    if placed is not None and dim is not None:  # tp has cut before fsdp
-        start[dim] += placed.ranks.coordinates["tp"] * whole[dim]
-        whole[dim] *= placed.ranks.size("tp")
-    return start, shape, whole

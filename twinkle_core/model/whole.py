@@ -1,8 +1,8 @@
 """A model that is spread over ranks, as one device would hold it: what checkpoints are made of.
 
 `gather` collects parameters and optimizer state on the CPU of one rank, under the same names and in the same classes, so that
-saving needs to know nothing about meshes; `scatter` gives every rank its part of a whole model that was loaded. So a checkpoint is
-the same on every mesh, and any mesh can go on from it.
+saving needs to know nothing about meshes. `outline` is the same without memory: what a checkpoint is held against before each rank
+takes its own part out of the files (`taking`). So a checkpoint is the same on every mesh, and any mesh can go on from it.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,10 @@ import torch
 from peft import LoraModel
 
 from twinkle_core.errors import ModelError
+from twinkle_core.model import identity
 from twinkle_core.model.adapter import AdapterState
-from twinkle_core.parallel.gathering import own_part, whole_tensor
+from twinkle_core.model.merging import plain_weights
+from twinkle_core.parallel.gathering import whole_tensor
 from twinkle_core.parallel.pipeline import is_tied
 from twinkle_core.parallel.placed import Placed
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class WholeModel:
-    """Stands in for a `TransformersModel` in `saving`: all of it on the CPU.
+    """Stands in for a `TransformersModel` in `saving`: all of it on the CPU, or an outline.
 
     Attributes:
         model_id: of the model.
@@ -34,6 +36,7 @@ class WholeModel:
         lora: of the model; its `configs` are used.
         precision: of the model.
         chosen: the state that is saved or loaded, with whole parameters and optimizer.
+        base_samples: of an outline with an adapter, a sample of the weights, which it has not itself.
     """
 
     model_id: str
@@ -41,6 +44,7 @@ class WholeModel:
     lora: Any
     precision: Any
     chosen: AdapterState = field(repr=False)
+    base_samples: dict[str, float] | None = None
 
     def ready(self, adapter_name: str) -> AdapterState:
         """Return the state; it was chosen when the model was gathered."""
@@ -53,7 +57,7 @@ def gather(model: "TransformersModel", state: AdapterState) -> WholeModel: ...
 def gather(model: "TransformersModel", state: AdapterState, *, keep: bool) -> WholeModel | None: ...
 def gather(model: "TransformersModel", state: AdapterState, *, keep: bool = True) -> WholeModel | None:
     """Collect a model and one of its states on every rank that says `keep`; every rank must call it. The others get None."""
-    placed = _placed(state)
+    placed = placed_of(state)
     weights = _gather_weights(model.module, placed, keep=keep)
     groups = _gather_groups(state, placed)
     moments = _gather_optimizer(state, placed, keep=keep)
@@ -69,24 +73,44 @@ def gather(model: "TransformersModel", state: AdapterState, *, keep: bool = True
     return WholeModel(model.model_id, module, model.lora, model.precision, chosen)
 
 
-def scatter(whole: WholeModel, model: "TransformersModel", state: AdapterState) -> None:
-    """Give this rank its part of a whole model: weights, optimizer state and counters."""
-    placed = _placed(state)
-    source = whole.module.state_dict(keep_vars=True)
-    with torch.no_grad():
-        for name, tensor in model.module.state_dict(keep_vars=True).items():
-            own_part(placed, name, source[name].detach(), into=tensor)
-    chosen = whole.chosen
-    if chosen.optimizer is not None and state.optimizer is not None:
-        _scatter_optimizer(chosen, state, placed)
-    for name in ("step", "micro_steps", "grad_count", "is_lr_step_due", "grad_norm", "lr", "clip", "scaler"):
-        setattr(state, name, getattr(chosen, name))
+def outline(model: "TransformersModel", state: AdapterState) -> WholeModel:
+    """Return the whole model and one of its states without memory, the same on every rank; every rank must call it."""
+    placed = placed_of(state)
+    module = _empty_module(model)
+    _untie(module, model.module, placed)
+    groups = _gather_groups(state, placed)
+    trained = {name: parameter for name, parameter in module.named_parameters() if name in groups}
+    chosen = replace(state, parameters=trained, placed=None, optimizer=_whole_optimizer(state, trained, groups, {}))
+    samples = _gather_samples(model.module, module, placed) if state.is_lora else None
+    return WholeModel(model.model_id, module, model.lora, model.precision, chosen, samples)
 
 
-def _placed(state: AdapterState) -> Placed:
+def placed_of(state: AdapterState) -> Placed:
+    """Return the ranks that a state lives on."""
     if state.placed is None:
         raise ModelError("This model is on no ranks yet.")
     return state.placed
+
+
+def _untie(module: Any, live: Any, placed: Placed) -> None:
+    """Give an output layer of its own to a module whose configuration says that it is tied, though its files said otherwise."""
+    head = live.get_output_embeddings()
+    if not placed.stages and is_tied(live) and head.weight is not live.get_input_embeddings().weight:
+        own = module.get_output_embeddings()
+        own.weight = torch.nn.Parameter(torch.empty_like(own.weight), own.weight.requires_grad)
+
+
+def _gather_samples(live: Any, module: Any, placed: Placed) -> dict[str, float]:
+    """Return the samples of the model's weights that a checkpoint keeps, gathering one weight at a time."""
+    plain = plain_weights(module)
+    names = {id(tensor): name for name, tensor in module.state_dict(keep_vars=True).items()}
+    held = live.state_dict(keep_vars=True)
+    own: dict[str, float] = {}
+    for sampled in identity.sampled_names(plain):
+        name = names[id(plain[sampled])]
+        if name in held:
+            own |= identity.sample_weights({sampled: whole_tensor(placed, name, held[name].detach())})
+    return placed.ranks.union_of_stages(own, keep=True)
 
 
 def _gather_weights(module: Any, placed: Placed, *, keep: bool) -> dict[str, torch.Tensor]:
@@ -166,18 +190,3 @@ def _whole_optimizer(
     for name, entry in moments.items():
         optimizer.state[parameters[name]] = dict(entry)
     return optimizer
-
-
-def _scatter_optimizer(chosen: AdapterState, state: AdapterState, placed: Placed) -> None:
-    source, target = chosen.optimizer, state.optimizer
-    if source is None or target is None:
-        return
-    for name, parameter in state.parameters.items():
-        entry: dict[str, Any] = {}
-        for key, value in source.state.get(chosen.parameters[name], {}).items():
-            is_like_it = isinstance(value, torch.Tensor) and value.shape == chosen.parameters[name].shape and value.ndim
-            entry[key] = own_part(placed, name, value, into=torch.zeros_like(parameter)) if is_like_it else value
-        if entry:
-            target.state[parameter] = entry
-    for mine, theirs in zip(target.param_groups, source.param_groups, strict=True):
-        mine.update({key: value for key, value in theirs.items() if key != "params"})
