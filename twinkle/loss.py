@@ -6,6 +6,7 @@ from twinkle_core.loss.interface import Loss as Loss
 
 if TYPE_CHECKING:
     from twinkle_core.loss.cross_entropy import CrossEntropyLoss as CrossEntropyLoss
+    from twinkle_core.loss.distillation import GKDLoss as GKDLoss
     from twinkle_core.loss.grpo import BNPOLoss as BNPOLoss
     from twinkle_core.loss.grpo import CISPOLoss as CISPOLoss
     from twinkle_core.loss.grpo import GRPOLoss as GRPOLoss

@@ -72,11 +72,14 @@ class ModelOutput(TypedDict):
 
     `loss` is the token mean over the global batch, `num_tokens` the number of supervised tokens in it. `logprobs[i][t]` is the
     log-probability of `input_ids[t]` of sequence i given what precedes it, 0.0 where it is not supervised (always at t = 0).
+    `top_logprobs[i][t]`, where asked for, are those of the likeliest tokens in its place: a dict token -> log-probability, {} where
+    it is not supervised.
     """
 
     loss: float
     num_tokens: int
     logprobs: NotRequired[list[list[float]]]
+    top_logprobs: NotRequired[list[list[dict[int, float]]]]
 
 
 StopReason = Literal["stop", "length"]

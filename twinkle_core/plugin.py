@@ -111,6 +111,7 @@ def twinkle_register_losses() -> Mapping[str, str]:
         "SimPOLoss": "twinkle_core.loss.preference:SimPOLoss",
         "ORPOLoss": "twinkle_core.loss.preference:ORPOLoss",
         "CPOLoss": "twinkle_core.loss.preference:CPOLoss",
+        "GKDLoss": "twinkle_core.loss.distillation:GKDLoss",
     }
 
 

@@ -95,6 +95,12 @@ def resolve(kind: str, name: str) -> Any:
     return _load(kind, entries[0])
 
 
+def name_of(kind: str, cls: type) -> str | None:
+    """Return the name by which a plugin registers `cls` among `kind`, or None."""
+    target = f"{cls.__module__}:{cls.__qualname__}"
+    return next((name for name, entries in names(kind).items() if any(entry.target == target for entry in entries)), None)
+
+
 def resolve_argument(
     kind: str,
     value: Any,

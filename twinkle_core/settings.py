@@ -112,6 +112,20 @@ def thread_environ(nproc: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1"} if nproc > 1 and "OMP_NUM_THREADS" not in os.environ else {}
 
 
+@contextmanager
+def quiet_torch() -> Generator[None]:
+    """Let torch, if it is imported meanwhile, leave out the warnings of its C++ part, whose stack traces hide what went wrong."""
+    name = "TORCH_CPP_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "ERROR"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
 def gloo_environ(interface: str | None) -> dict[str, str]:
     """Return `GLOO_SOCKET_IFNAME` unless it is set: gloo takes the interface of the host's name, which often is the loopback."""
     return {"GLOO_SOCKET_IFNAME": interface} if interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}
@@ -171,6 +185,12 @@ def check_environ() -> None:
 def update_environ(variables: Mapping[str, str]) -> None:
     """Set variables for this process and those that it starts."""
     os.environ.update(variables)
+
+
+def set_defaults(variables: Mapping[str, str]) -> None:
+    """Set those of these variables that are not set."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager

@@ -70,7 +70,8 @@ def import_each(modules: list[str], folder: Path, *, others_first: bool = False)
 
 
 FACE = modules_of("twinkle")
-PLUGIN_MODULES = ["twinkle_core.plugin", "twinkle_qwen", "twinkle_qwen.plugin"]
+PLUGIN_MODULES = ["twinkle_core.plugin", "twinkle_qwen", "twinkle_qwen.plugin", "twinkle_ray", "twinkle_ray.plugin",
+                  "twinkle_ray.launcher"]
 INTERFACES = [name for name in modules_of("twinkle_core") if name.endswith(".interface") or name.count(".") <= 1]
 LIGHT = list(dict.fromkeys([*FACE, *PLUGIN_MODULES, *INTERFACES]))
 

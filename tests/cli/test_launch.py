@@ -259,11 +259,11 @@ def test_help_of_a_mode_shows_its_own_options_and_the_modes_there_are(acme):
 
     own = words(acme.twinkle("launch", "--mode", "acme", "--help").stdout)
     for expected in ("mode `acme`", "--queue", "short|long", "--max-hours", "Default: 2.0.", "--detach", "--no-detach", "--mesh",
-                     "--group", "--nproc-per-node", "--log-dir", "`ray` comes with: pip install twinkle-ray."):
+                     "--group", "--nproc-per-node", "--log-dir", "`http` comes with: pip install twinkle-http."):
         assert expected in own
     local = words(acme.twinkle("launch", "--help").stdout)
     assert "mode `local`" in local
-    assert "Installed: `acme`, `local`, `torchrun`." in local
+    assert "Installed: `acme`, `local`, `ray`, `torchrun`." in local
     assert "--queue" not in local
     assert "--mesh" not in local
 
@@ -281,8 +281,8 @@ def test_help_of_a_mode_shows_its_own_options_and_the_modes_there_are(acme):
     (["--mode", "acme", "--group", "m=1", "--group", "m=2", "job"], 2, r"UsageError: `--group m=\.\.\.` stands twice"),
     (["--mode", "acme", "--nproc-per-node", "0", "job"], 2, r"UsageError: Invalid value for .*--nproc-per-node"),
     (["--mode"], 2, r"UsageError: .*--mode"),
-    (["--mode", "ray", "s.py"], 1, r"MissingPluginError: `ray` needs the `twinkle-ray` distribution, which is not installed\. "
-     r"Run: pip install twinkle-ray"),
+    (["--mode", "http", "s.py"], 1, r"MissingPluginError: `http` needs the `twinkle-http` distribution, which is not installed\. "
+     r"Run: pip install twinkle-http"),
     (["--mode", "acm", "s.py"], 1, r"UnknownNameError: .*`acm` among launchers\. Did you mean `acme`\?"),
     (["no.py"], 1, r"ArgumentError: The script `no\.py` is not a file \(looked in `.*`\)\. Give the path of a Python file\."),
     (["."], 1, r"is not a file but a folder"),

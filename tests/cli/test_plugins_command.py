@@ -11,10 +11,11 @@ def found(sandbox) -> dict:
     return json.loads(run.stdout)
 
 
-def test_the_core_and_qwen_are_listed_by_name_distribution_and_version(sandbox):
+def test_the_distributions_of_this_repository_are_listed_by_name_distribution_and_version(sandbox):
     plugins = {plugin["name"]: plugin for plugin in found(sandbox)["plugins"]}
     assert {name: (plugin["distribution"], plugin["version"]) for name, plugin in plugins.items()} == {
-        "core": ("twinkle-core", twinkle_core.__version__), "qwen": ("twinkle-qwen", twinkle_core.__version__)}
+        "core": ("twinkle-core", twinkle_core.__version__), "qwen": ("twinkle-qwen", twinkle_core.__version__),
+        "ray": ("twinkle-ray", twinkle_core.__version__)}
 
 
 def test_what_a_plugin_registers_stands_by_kind_with_its_target(sandbox):

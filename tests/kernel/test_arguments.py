@@ -52,7 +52,8 @@ def test_a_misspelt_argument_of_a_template_that_is_made_directly_gives_near_matc
 def test_only_the_settings_read_the_environment() -> None:
     root = Path(__file__).resolve().parents[2]
     reads = re.compile(r"os\.environ(?!\.update\()|getenv|from os import")
-    files = [path for folder in ("twinkle", "twinkle_core", "plugins/twinkle-qwen/src") for path in (root / folder).rglob("*.py")]
+    folders = ("twinkle", "twinkle_core", "plugins/twinkle-qwen/src", "plugins/twinkle-ray/src")
+    files = [path for folder in folders for path in (root / folder).rglob("*.py")]
     found = {path.name for path in files if reads.search(path.read_text(encoding="utf-8"))}
     assert len(files) > 50
     assert found == {"settings.py"}

@@ -225,6 +225,32 @@ def test_advantages_alone_choose_grpo(build, batch):
     assert "GRPOLoss where `advantages` are given" in default.get_train_configs()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), [
+    ("GRPOLoss", {"normalization": "drgrpo", "max_tokens": 4, "tis_cap": 2.0}), ("GSPOLoss", {"epsilon": 0.2})])
+def test_a_policy_comes_to_do_what_is_rewarded(name, options, tmp_path):
+    from twinkle_core.advantage import RLOOAdvantage
+    from twinkle_core.model.transformers_model import TransformersModel
+    from twinkle_core.sampler.torch_sampler import TorchSampler
+
+    model, sampler = TransformersModel("tiny://qwen3", device="cpu"), TorchSampler("tiny://qwen3", device="cpu")
+    model.add_adapter_to_model("default", {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"})
+    model.set_loss(name, **options)
+    model.set_optimizer("AdamW", lr=5e-3)
+    model.add_metric("CompletionRewardMetric")
+    found = []
+    for step in range(12):
+        responses = sampler.sample([{"input_ids": [5, 6, 7]}], {"max_tokens": 4, "num_samples": 16, "seed": step},
+                                   adapter_uri=model.save("policy", str(tmp_path), keep_last=1))
+        rewards = [sum(token % 2 for token in sequence.tokens) / len(sequence.tokens)
+                   for response in responses for sequence in response.sequences]
+        model.forward_backward(inputs=responses, advantages=RLOOAdvantage()(rewards, num_generations=16), rewards=rewards)
+        model.clip_grad_and_step()
+        found.append(model.calculate_metric(is_training=True)["reward"])
+    assert sum(found[:2]) / 2 < 0.65
+    assert sum(found[-2:]) / 2 > 0.85
+
+
 def responses_of(batch, shift):
     """Return what a sampler would: the log-probabilities of each token are `shift`."""
     made = []

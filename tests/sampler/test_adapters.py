@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from twinkle_core.data_format import SamplingParams
 from twinkle_core.errors import ArgumentError, SamplerError
+from twinkle_core.model.layout import read_weights
 from twinkle_core.model.transformers_model import TransformersModel
 from twinkle_core.sampler import adapters
 from twinkle_core.sampler.torch_sampler import TorchSampler
@@ -51,9 +52,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the folders that were merged."""
     found: list[str] = []
 
-    def merge(base: Any, folder: Path, **options: Any) -> Any:
-        found.append(folder.name)
-        return original(base, folder, **options)
+    def merge(*arguments: Any, where: Path, what: str) -> Any:
+        found.append(where.name)
+        return original(*arguments, where=where, what=what)
 
     original = adapters.merge_adapter
     monkeypatch.setattr(adapters, "merge_adapter", merge)
@@ -85,7 +86,9 @@ def test_a_copy_shares_the_memory_of_weights_that_the_adapter_does_not_change(
     qwen3: str, sampler: TorchSampler, tmp_path: Path,
 ) -> None:
     save_lora(qwen3, tmp_path / "lora", target_modules=["q_proj"])
-    merged = dict(adapters.merge_adapter(sampler.model, tmp_path / "lora", what="it").named_parameters())
+    folder = tmp_path / "lora"
+    merged = dict(adapters.merge_adapter(
+        sampler.model, adapters.read_config(folder), dict(read_weights(folder)), where=folder, what="it").named_parameters())
     own = {name for name, parameter in sampler.model.named_parameters() if merged[name].data_ptr() != parameter.data_ptr()}
     assert own == {f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(2)}
 

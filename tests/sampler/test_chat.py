@@ -14,6 +14,7 @@ from twinkle_core.cli.app import main
 from twinkle_core.cli.chat import Target, find_target
 from twinkle_core.errors import ArgumentError, SamplerError
 from twinkle_core.model.transformers_model import TransformersModel
+from twinkle_core.template.template import Template
 
 QUICK = ("--device", "cpu", "--max-tokens", "6", "--seed", "1")
 
@@ -148,6 +149,41 @@ def test_a_folder_of_checkpoints_means_its_newest(run: Path, capsys: pytest.Capt
 @pytest.mark.parametrize("name", ["lora", "full"])
 def test_a_checkpoint_of_either_kind_answers(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert len(answer(capsys, str(run / name), "-p", "Hi", *QUICK)) > 3
+
+
+@pytest.mark.parametrize("name", ["lora", "full"])
+def test_a_checkpoint_answers_with_the_template_and_options_that_it_was_trained_with(
+    qwen3: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str,
+) -> None:
+    model = TransformersModel(qwen3, device="cpu")
+    if name == "lora":
+        model.add_adapter_to_model("tutor", {"r": 2, "target_modules": ["q_proj"]})
+    model.set_template("Qwen3Template", default_system="Be brief.", variables={"tone": "dry"})
+    path = model.save(name, str(tmp_path))
+    assert find_target(path).template == {
+        "name": "Qwen3Template", "options": {"default_system": "Be brief.", "variables": {"tone": "dry"}}}
+    plain = ("-p", "Who are you?", *QUICK)
+    said = answer(capsys, path, *plain)
+    assert said == answer(capsys, qwen3, "--system", "Be brief.", *plain) != answer(capsys, qwen3, *plain)
+    assert answer(capsys, path, "--system", "Be long.", *plain) == answer(capsys, qwen3, "--system", "Be long.", *plain) != said
+    assert answer(capsys, path, "--template", "Template", *plain) == answer(capsys, qwen3, "--template", "Template", *plain)
+
+
+def test_a_template_of_a_script_is_not_in_the_checkpoint(qwen3: str, tmp_path: Path) -> None:
+    class Own(Template):
+        """Nobody registers it."""
+
+    model = TransformersModel(qwen3, device="cpu")
+    model.set_template(Own)
+    assert find_target(model.save("own", str(tmp_path))).template == {}
+
+
+def test_template_variables_that_are_no_plain_values_are_left_out_with_a_warning(qwen3: str, tmp_path: Path) -> None:
+    model = TransformersModel(qwen3, device="cpu")
+    model.set_template("Qwen3Template", default_system="Be brief.", variables={"today": object()})
+    with pytest.warns(UserWarning, match="`variables=` of the template `Qwen3Template` are not plain values, .* Say them again"):
+        path = model.save("odd", str(tmp_path))
+    assert find_target(path).template == {"name": "Qwen3Template", "options": {"default_system": "Be brief."}}
 
 
 def test_a_model_of_a_hub_answers_with_the_template_of_its_family(ms_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,8 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
             (tmp_path / "script.py").write_text(text)
         capfd.readouterr()
         status = main(["launch", "--mode", "torchrun", "--nproc-per-node", str(nproc), *options, "script.py", *arguments])
-        return Ended(status, *capfd.readouterr())
+        printed = capfd.readouterr()
+        return Ended(status, printed.out, printed.err)
 
     yield run
     os.environ.clear()

@@ -43,6 +43,11 @@ def test_arguments_reach_the_script_as_they_are(tmp_path: Path, launch) -> None:
     assert run.stdout == f"{words}\n"
 
 
+def test_both_streams_of_a_rank_stand_in_its_log_in_order(launch, tmp_path: Path) -> None:
+    launch(RANK + "for number in range(3):\n    print(number, flush=True)\n    print('error', number, file=sys.stderr)\n")
+    assert (tmp_path / "logs" / "rank_1.txt").read_text().splitlines() == ["0", "error 0", "1", "error 1", "2", "error 2"]
+
+
 @pytest.mark.parametrize(("ending", "status", "first", "last"), [
     ("raise ValueError('unhappy')", 1, f"Rank 1 failed; {MISSED}", "ValueError: unhappy"),
     ("sys.exit(3)", 3, f"Rank 1 ended with exit status 3; {MISSED}", ""),
@@ -99,7 +104,7 @@ def test_the_cause_is_told_from_the_consequences(tmp_path: Path, records, status
 
 
 def test_the_script_is_run_again_after_a_failure_if_restarts_are_left(launch, tmp_path: Path) -> None:
-    text = RANK + ("attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nopen(f'{rank}_{attempt}', 'w').close()\n"
+    text = RANK + ("attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint(attempt)\nopen(f'{rank}_{attempt}', 'w').close()\n"
                    "if rank == 1 and attempt == '0':\n    raise ValueError('once')\n"
                    "if rank == 0 and attempt == '1':\n    while not os.path.exists('1_1'):\n        time.sleep(0.02)\n"
                    "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -111,6 +116,8 @@ def test_the_script_is_run_again_after_a_failure_if_restarts_are_left(launch, tm
     assert lines[-4:] == ["ValueError: once", "Running the script again (restart 1 of 2).",
                           f"Rank 0 was killed by signal 9 (SIGKILL); {MISSED}", "Running the script again (restart 2 of 2)."]
     assert len(list(tmp_path.glob("?_?"))) == 6
+    logs = [(tmp_path / "logs" / f"rank_1.{end}").read_text().split()[0] for end in ("0.txt", "1.txt", "txt")]
+    assert logs == ["0", "1", "2"]
 
 
 def test_when_no_restart_is_left_the_last_failure_ends_the_run(launch) -> None:

@@ -23,7 +23,7 @@ class GRPOAdvantage(Advantage):
 
     Args:
         scale: by what is divided. "group": the standard deviation of the group (of all its members: divided by n, not n - 1).
-            "batch": that of all these rewards (Hu 2025, REINFORCE++, sec. 3). "none": nothing (Liu et al. 2025, Dr. GRPO,
+            "batch": that of all these rewards (Hu 2025, REINFORCE++). "none": nothing (Liu et al. 2025, Dr. GRPO,
             sec. 3.2).
     """
 
@@ -48,7 +48,7 @@ class GRPOAdvantage(Advantage):
 class RLOOAdvantage(Advantage):
     """The reward minus the mean of the other answers to the same prompt.
 
-    Source: Ahmadian et al. 2024, "Back to basics", sec. 3.2 (the leave-one-out estimator of Kool et al. 2019).
+    Source: Ahmadian et al. 2024, "Back to basics" (RLOO, the leave-one-out estimator of Kool et al. 2019).
     """
 
     def __call__(self, rewards: Sequence[float], *, num_generations: int) -> list[float]:

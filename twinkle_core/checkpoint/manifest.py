@@ -33,6 +33,8 @@ class Manifest:
         adapter_name: of the adapter; "" for a full model.
         has_training_state: whether `resume_from_checkpoint` finds what it needs.
         identity: what the weights belong to, as `twinkle_core.model.identity` makes it.
+        template: name and options of the chat template that the model was trained with; {} where it had none, or a class that no
+            plugin registers.
         files: path inside the folder -> [size in bytes, CRC-32].
         saved_at: seconds since 1970, UTC.
         twinkle_version: that wrote it.
@@ -44,6 +46,7 @@ class Manifest:
     adapter_name: str = ""
     has_training_state: bool = False
     identity: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    template: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     files: dict[str, list[int]] = field(default_factory=lambda: dict[str, list[int]]())
     saved_at: float = field(default_factory=time.time)
     twinkle_version: str = __version__
@@ -91,6 +94,8 @@ def _first_wrong(manifest: Manifest) -> str:
         "has_training_state": isinstance(manifest.has_training_state, bool),
         "identity": isinstance(samples, dict) and all(_is_number(value) for value in samples.values())
         and isinstance(manifest.identity.get("model", {}), dict),
+        "template": not manifest.template or (isinstance(manifest.template, dict) and isinstance(
+            manifest.template.get("name"), str) and isinstance(manifest.template.get("options"), dict)),
         "files": isinstance(manifest.files, dict) and all(
             isinstance(entry, list) and len(entry) == 2 and all(type(number) is int for number in entry)
             for entry in manifest.files.values()),

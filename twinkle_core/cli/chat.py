@@ -9,8 +9,8 @@ import json
 import secrets
 import sys
 import unicodedata
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,10 +29,11 @@ _COMMANDS = "/new begins a new conversation, /help shows this, /exit or Ctrl-D e
 
 @dataclass(frozen=True)
 class Target:
-    """What to sample from: a model, and the LoRA on top of it if there is one."""
+    """What to sample from: a model, the LoRA on top of it, and name and options of the template, as far as a checkpoint says so."""
 
     model_id: str
     adapter_uri: str | None = None
+    template: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
 
 
 def chat(
@@ -41,7 +42,8 @@ def chat(
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this and exit.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     base: Annotated[str | None, typer.Option(help="Base model of a LoRA, if it is not the one that the LoRA names.")] = None,
-    template: Annotated[str | None, typer.Option(help="Chat template. Default: that of the model's family.")] = None,
+    template: Annotated[str | None, typer.Option(
+        help="Chat template. Default: that of the training, with its options, else of the model's family.")] = None,
     thinking: Annotated[bool | None, typer.Option(help="Switch reasoning on or off, where the model has a switch.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.7,
@@ -65,9 +67,10 @@ def chat(
     _quieten()
     sampler: TorchSampler = registry.resolve("samplers", "TorchSampler")(
         found.model_id, device=device, dtype=dtype, trust_remote_code=trust_remote_code, max_cached_adapters=1)
-    name = template or template_of(sampler.model.config)
-    made: Template = registry.resolve("templates", name)(
-        found.model_id, default_system=system, enable_thinking=thinking, trust_remote_code=trust_remote_code)
+    name = template or found.template.get("name") or template_of(sampler.model.config)
+    options = dict(found.template.get("options", {})) if name == found.template.get("name") else {}
+    options |= {key: value for key, value in (("default_system", system), ("enable_thinking", thinking)) if value is not None}
+    made: Template = registry.resolve("templates", name)(found.model_id, trust_remote_code=trust_remote_code, **options)
     sampler.set_template(made)
     talk = Conversation(sampler, made, params, found.adapter_uri)
     is_asking = prompt is None and sys.stdin.isatty()
@@ -118,11 +121,11 @@ def find_target(target: str, *, base: str | None = None) -> Target:
     location = parse_uri(target)
     folder = expand_home(location.repo_id) if location.scheme == "file" else resolve_model(target)
     if (folder / "adapter_config.json").is_file():
-        return Target(base or _trained_on(folder) or _base_of(folder / "adapter_config.json"), str(folder))
+        return Target(base or _trained_on(folder) or _base_of(folder / "adapter_config.json"), str(folder), _template_said(folder))
     if base is not None:
         raise ArgumentError(f"`--base {base}` is for a LoRA, but `{target}` has no `adapter_config.json`. Leave it out.")
     if (folder / "config.json").is_file() or not folder.is_dir():
-        return Target(target)
+        return Target(target, template=_template_said(folder))
     newest = newest_complete(folder)
     if newest is None:
         raise ArgumentError(f"`{target}` holds neither a model (`config.json`), nor a LoRA (`adapter_config.json`), nor complete "
@@ -137,6 +140,14 @@ def template_of(config: Any) -> str:
     types = [config.model_type, config.get_text_config().model_type]
     found = next((model_type for model_type in types if model_type in families), None)
     return registry.resolve("model_families", found).template if found is not None else "Template"
+
+
+def _template_said(folder: Path) -> dict[str, Any]:
+    """Return name and options of the template that a checkpoint was trained with; {} where it does not say so."""
+    from twinkle_core.checkpoint.folder import is_checkpoint
+    from twinkle_core.checkpoint.manifest import read_manifest
+
+    return read_manifest(folder).template if is_checkpoint(folder) else {}
 
 
 def _trained_on(folder: Path) -> str | None:

@@ -14,8 +14,8 @@ _OWN = ("twinkle", "twinkle_core", "twinkle_client")
 def report_error(error: BaseException, where: str) -> None:
     """Print an error that ends the run: what the core does in the hook `twinkle_report_error`.
 
-    A `TwinkleError` is its message and the line of the script that led to it. Anything else is the traceback that `python SCRIPT`
-    would have printed.
+    A `TwinkleError` is its message with its notes, and the line of the script that led to it. Anything else is the traceback that
+    `python SCRIPT` would have printed.
     """
     if settings.debug():
         print(f"In {where}:", file=sys.stderr)
@@ -30,6 +30,8 @@ def report_error(error: BaseException, where: str) -> None:
         error.__traceback__ = whole
         return
     print_error(type(error).__name__, str(error))
+    for note in getattr(error, "__notes__", ()):
+        print(note, file=sys.stderr)
     frame = _last_own_frame(frames)
     if frame is not None:
         print("".join(traceback.format_list([frame])), end="", file=sys.stderr)

@@ -81,12 +81,12 @@ class DataLoader(RemoteComponent):
             progress.close()
             self.end_epoch(epoch["loop"])
 
-    @remote_function(execute="first")
+    @remote_function(execute="first", lazy_collect=False)
     def __len__(self) -> int:
         """The number of batches of a whole epoch."""
         return -(-len(self._dataset) // self._batch_size)
 
-    @remote_function(execute="first")
+    @remote_function(execute="first", lazy_collect=False)
     def begin_epoch(self, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
         """Start the next epoch and return the number of the loop and of the epoch, its batches and those that are done.
 
@@ -124,13 +124,13 @@ class DataLoader(RemoteComponent):
             self._rows_done = min(self._rows_done + self._batch_size, len(self._dataset))
         return cast("list[InputFeature] | None", batch)
 
-    @remote_function(execute="first")
+    @remote_function(execute="first", lazy_collect=False)
     def end_epoch(self, loop: int) -> None:
         """Stop fetching for a loop, if it is still the latest. What `for` calls last, also after `break`."""
         if loop == self._loop:
             self._close_source()
 
-    @remote_function(execute="first")
+    @remote_function(execute="first", lazy_collect=False)
     def get_state(self) -> dict[str, Any]:
         """Return the position, as plain data: epoch, rows done in it, and the fingerprint of this loader.
 
@@ -140,12 +140,12 @@ class DataLoader(RemoteComponent):
         epoch, rows = (self._epoch + 1, 0) if is_complete else (self._epoch, self._rows_done)
         return {"fingerprint": self.fingerprint(), "epoch": epoch, "rows": rows}
 
-    @remote_function(execute="first")
+    @remote_function(execute="first", lazy_collect=False)
     def fingerprint(self) -> dict[str, Any]:
         """Return what decides the order of the rows."""
         return {"rows": len(self._dataset), "batch_size": self._batch_size, "shuffle": self._shuffle, "seed": self._seed}
 
-    @remote_function(execute="first")
+    @remote_function(execute="first", lazy_collect=False)
     def resume_from_checkpoint(self, path_or_state: Any) -> None:
         """Go to a stored position. The next loop gives what was left of that epoch; the loops after it are whole epochs.
 

@@ -61,12 +61,12 @@ class Dataset(RemoteComponent):
         if dataset_meta is not None:
             self.add_dataset(dataset_meta)
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     def set_template(self, template: Any, **options: Any) -> None:
         """Set the template that `encode` uses: a class, an instance or a registered name; `options` go to its constructor."""
         self._template = registry.resolve_argument("templates", template, argument="set_template", options=options)
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     def add_dataset(self, dataset_meta: DatasetMeta | str | os.PathLike[str]) -> None:
         """Add rows after those there are. Raises: as the constructor; `ModeError` after `encode`."""
         if isinstance(dataset_meta, str | os.PathLike):
@@ -77,7 +77,7 @@ class Dataset(RemoteComponent):
         self._parts.append(load(dataset_meta))
         self._metas.append(dataset_meta)
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     def map(
         self,
         preprocessor: Any,
@@ -107,7 +107,7 @@ class Dataset(RemoteComponent):
         chosen = self._chosen("map", dataset_meta)
         self._transform(_Mapper(function, name, on_bad_row), chosen, num_proc=num_proc, what=f"map({name})")
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     def filter(self, function: Callable[[dict[str, Any]], Any], *, dataset_meta: DatasetMeta | None = None) -> None:
         """Keep the rows for which `function(row)` is true; before or after `encode`.
 
@@ -127,7 +127,7 @@ class Dataset(RemoteComponent):
             first_row += len(part)
         self._parts = parts
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     def encode(
         self, *, add_generation_prompt: bool = False, num_proc: int | None = None, on_bad_row: OnBadRow = "raise",
     ) -> None:
@@ -155,7 +155,7 @@ class Dataset(RemoteComponent):
         self._transform(encoders, range(len(self._parts)), num_proc=num_proc, what="encode")
         self._is_encoded = True
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     def mix_dataset(
         self,
         *,
@@ -191,7 +191,7 @@ class Dataset(RemoteComponent):
         train, test = split_positions(len(whole), test_size, session.current().seed if seed is None else seed)
         return self._with_part(tables.select(whole, train)), self._with_part(tables.select(whole, test))
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     def __len__(self) -> int:
         """The number of rows."""
         return sum(len(part) for part in self._parts)
@@ -230,7 +230,7 @@ class Dataset(RemoteComponent):
         return [_conversation(layouts[_part_at(bounds, position)], row, position)
                 for position, row in zip(positions, rows, strict=True)]
 
-    @remote_function(execute="first")
+    @remote_function(execute="first", lazy_collect=False)
     def save_as(self, path: str) -> str:
         """Write the rows to a file (.jsonl, .json, .csv, .parquet), whole or not at all, and return its path."""
         self._require_rows("save_as")

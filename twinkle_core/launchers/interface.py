@@ -126,7 +126,8 @@ class Launcher(ABC):
     def placement(self) -> str:
         """Return, for people, which processes there are, where they run, and what lives in them."""
         place = self.topology()
-        return f"This process: rank {place.rank} of {place.world_size}, number {place.local_rank} on its machine. Everything lives in it."
+        return (f"This process: rank {place.rank} of {place.world_size}, number {place.local_rank} on its machine. Everything "
+                "lives in it.")
 
     def reduce(self, handle: Any) -> tuple[Any, ...]:
         """Return how to make a handle anew in another process, as `object.__reduce__` does. For modes whose handles may travel."""

@@ -33,6 +33,8 @@ def main() -> None:
     launcher, script, *argv = sys.argv[1:]
     threading.Thread(target=_end_with, args=(int(launcher),), daemon=True).start()
     end_on_sigterm()
+    if (rank := settings.torchrun_rank()) is not None and rank.rank:
+        os.dup2(1, 2)  # torch opened the log once for each stream: they would write over each other
     try:
         status = run_script(script, argv, on_error=_record)
     except SystemExit as ending:

@@ -37,7 +37,10 @@ class Failure:
 
 
 class RankLogs(LogsSpecs):
-    """Rank 0 writes to the terminal, rank N to `folder/rank_N.txt`, both streams in order; errors to files of their own."""
+    """Rank 0 writes to the terminal, rank N to `folder/rank_N.txt`, both streams in order; errors to files of their own.
+
+    A restart leaves what was written before it in `rank_N.0.txt`, `rank_N.1.txt`, ...
+    """
 
     def __init__(self, folder: Path, *, error_folder: Path) -> None:
         super().__init__(log_dir=str(folder))
@@ -68,6 +71,10 @@ class RankLogs(LogsSpecs):
         ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
         outputs = {local_rank: str(self.folder / f"rank_{rank}.txt") if rank else "" for local_rank, rank in ranks.items()}
         self._errors = {rank: self._error_folder / f"attempt_{self._attempt}_rank_{rank}.json" for rank in ranks.values()}
+        if self._attempt:  # the new ranks begin new files
+            for rank in filter(None, ranks.values()):
+                log = self.folder / f"rank_{rank}.txt"
+                log.replace(log.with_suffix(f".{self._attempt - 1}.txt"))
         errors = {local_rank: str(self._errors[rank]) for local_rank, rank in ranks.items()}
         for local_rank, env in envs.items():
             env["TORCHELASTIC_ERROR_FILE"] = errors[local_rank]

@@ -22,7 +22,7 @@ from twinkle_core.launchers.script import check_script
 from twinkle_core.mesh import DeviceGroup, DeviceMesh
 from twinkle_core.remote import RemoteMark
 from twinkle_core.session import Session
-from twinkle_core.settings import LaunchRequest, gloo_environ, thread_environ, update_environ
+from twinkle_core.settings import LaunchRequest, gloo_environ, quiet_torch, thread_environ, update_environ
 
 LOGS = "logs"
 _ADDRESS = "127.0.0.1"
@@ -111,13 +111,14 @@ def _endpoint(text: str) -> tuple[str, int]:
 
 def _run(script: str, argv: Sequence[str], nproc: int, values: Mapping[str, Any], *, mesh: str | None) -> int:
     """Start the ranks of this node, wait for their end, and return the exit status of the run."""
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.launcher.api import LaunchConfig
+    with quiet_torch():
+        from torch.distributed.elastic.agent.server.api import WorkerSpec
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.launcher.api import LaunchConfig
 
-    from twinkle_core.launchers.agent import NodeAgent
-    from twinkle_core.launchers.meeting import interface_to, meet
-    from twinkle_core.launchers.rank_logs import RankLogs
+        from twinkle_core.launchers.agent import NodeAgent
+        from twinkle_core.launchers.meeting import interface_to, meet
+        from twinkle_core.launchers.rank_logs import RankLogs
 
     for name in ("", ".agent.server.api"):  # what failed is said once, by `agent`
         logging.getLogger(f"torch.distributed.elastic{name}").setLevel(logging.CRITICAL)

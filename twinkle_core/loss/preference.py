@@ -146,8 +146,8 @@ class ORPOLoss(PairLoss):
 class CPOLoss(PairLoss):
     """Contrastive preference optimization: -log sigmoid(beta log pi(w) - beta log pi(l)) + nll_weight NLL(w). No reference model.
 
-    Source: Xu et al. 2024, "Contrastive preference optimization", eq. 5. The paper writes NLL(w) = -log pi(w); as in its authors'
-    program it is the mean over the tokens of the chosen answer, else it would outweigh the first term by its length.
+    Source: Xu et al. 2024, "Contrastive preference optimization", sec. 3.2. The paper writes NLL(w) = -log pi(w); as in its
+    authors' program it is the mean over the tokens of the chosen answer, else it would outweigh the first term by its length.
 
     Args:
         beta: scale of the log-probabilities.

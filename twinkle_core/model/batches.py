@@ -23,7 +23,7 @@ Each = Callable[[MicroBatch, MicroResult], None]
 
 def run_batches(
     runner: ModuleRunner, state: AdapterState, features: Sequence[Any], loss: Loss, loss_inputs: Mapping[str, Any], *,
-    device: str, is_training: bool, closes_window: bool, each: Each,
+    device: str, is_training: bool, closes_window: bool, each: Each, top: int = 0,
 ) -> tuple[ModelOutput, Totals]:
     """Run all micro-batches of `features` and return what they gave; `loss` is the token mean over all data ranks.
 
@@ -37,6 +37,7 @@ def run_batches(
         is_training: with gradients, and dropout on.
         closes_window: whether a backward pass of the last micro-batch is the last before the step.
         each: called after every micro-batch; a backward pass belongs there.
+        top: so many of the likeliest tokens are wanted in each supervised place.
 
     Raises:
         NonFiniteLossError: on every rank, if any micro-batch of any rank has a loss that is not finite.
@@ -47,12 +48,13 @@ def run_batches(
     bad_rows: list[int | None] = []
     bad_loss = 0.0
     logprobs: list[list[float]] = []
+    top_logprobs: list[list[dict[int, float]]] = []
     rows: list[int | None] = []
     limits = Limits.of(runner.module.config)
     with state.noting(is_training=is_training) as note:
         for batch, is_real, is_last in _in_step(state, features, loss_inputs, limits, device=device):
             with gradients.reducing(state.placed, is_last and closes_window):
-                result = runner.run(batch, loss, training=is_training, scale=scale)
+                result = runner.run(batch, loss, training=is_training, scale=scale, top=top)
                 if not math.isfinite(result.loss_sum):
                     bad_loss, bad_rows = result.loss_sum, list(batch.row_ids)
                     if state.is_alone:
@@ -60,6 +62,7 @@ def run_batches(
                 each(batch, result)
             if is_real:
                 logprobs.extend(result.logprobs)
+                top_logprobs.extend(result.top_logprobs)
                 rows.extend(batch.row_ids)
                 if not bad_rows:
                     note(batch, result)
@@ -71,7 +74,10 @@ def run_batches(
         if is_training:
             training.check_trained(runner, rows, count=sums[1], num_tokens=sums[2], tokens_read=sums[3])
     totals = Totals(loss_sum=sums[0], count=sums[1], num_tokens=int(sums[2]), tokens_read=int(sums[3]))
-    return ModelOutput(loss=totals.loss, num_tokens=totals.num_tokens, logprobs=logprobs), totals
+    output = ModelOutput(loss=totals.loss, num_tokens=totals.num_tokens, logprobs=logprobs)
+    if top:
+        output["top_logprobs"] = top_logprobs
+    return output, totals
 
 
 def _in_step(

@@ -7,20 +7,21 @@ that is said. Accumulating gradients is left to `twinkle_core.model.training`.
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from twinkle_core.data_format import IGNORE_INDEX
 from twinkle_core.errors import ModelError
 from twinkle_core.loss.interface import Loss
 from twinkle_core.loss.result import check_count, checked_result, loss_name
 from twinkle_core.model.head import CHUNK_ELEMENTS, Head, token_logprobs
 from twinkle_core.model.loading import seeded
 from twinkle_core.parallel.pipeline import config_of_layers
-from twinkle_core.processor import MicroBatch, TokenOutputs
+from twinkle_core.processor import Alternatives, MicroBatch, TokenOutputs
 from twinkle_core.warning import warn
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class MicroResult:
         count: by which the sum is divided.
         logprobs: of each sequence: entry t speaks about its token t, 0.0 where it is not supervised.
         outputs: for metrics.
+        top_logprobs: of each sequence, where asked for: entry t is about what could stand at its token t, token -> log-probability.
     """
 
     loss: torch.Tensor
@@ -47,6 +49,7 @@ class MicroResult:
     count: float
     logprobs: list[list[float]]
     outputs: TokenOutputs
+    top_logprobs: list[list[dict[int, float]]] = field(default_factory=list)
 
 
 class ModuleRunner:
@@ -60,22 +63,24 @@ class ModuleRunner:
         self._is_training: bool | None = None
         self._said: set[str] = set()
 
-    def run(self, batch: MicroBatch, loss: Loss, *, training: bool, scale: float = 1.0) -> MicroResult:
+    def run(self, batch: MicroBatch, loss: Loss, *, training: bool, scale: float = 1.0, top: int = 0) -> MicroResult:
         """Return the loss of `batch` and its log-probabilities. `training`: with gradients, and dropout on.
 
-        `scale` is the factor that the loss will get before the backward pass.
+        `scale` is the factor that the loss will get before the backward pass. `top`: so many of the likeliest tokens are wanted.
 
         Raises: `ModelError` if the loss returns something else than (sum, count), or cannot be trained with.
         """
         self.set_mode(training=training)
         with torch.set_grad_enabled(training), self.precision.autocast():
             root = self.placed.replica if training and self.placed is not None and self.placed.replica is not None else self.root
-            value, count, outputs = root(batch, loss, scale)
+            value, count, outputs = root(batch, loss, scale, top)
         return _micro_result(loss, value, count, outputs, batch, training=training)
 
-    def compute(self, batch: MicroBatch, loss: Loss, scale: float) -> tuple[torch.Tensor, torch.Tensor, TokenOutputs]:
+    def compute(
+        self, batch: MicroBatch, loss: Loss, scale: float, top: int = 0,
+    ) -> tuple[torch.Tensor, torch.Tensor, TokenOutputs]:
         """Return (sum, count, outputs): what `root` computes."""
-        outputs = self._outputs(batch, loss, scale=scale)
+        outputs = self._outputs(batch, loss, scale=scale, top=top)
         result: Any = loss(outputs, batch.targets_BT, **batch.loss_inputs)
         return *checked_result(loss, result), outputs
 
@@ -129,7 +134,7 @@ class ModuleRunner:
         """Check again before the next run whether the head gives the model's logits: the module was changed."""
         self._head_is_linear = None
 
-    def _outputs(self, batch: MicroBatch, loss: Loss, *, scale: float) -> TokenOutputs:
+    def _outputs(self, batch: MicroBatch, loss: Loss, *, scale: float, top: int) -> TokenOutputs:
         if self._head_is_linear is None:
             self._head_is_linear = self._probe_head(batch.input_ids_RL.device)
             if getattr(self.module.config.get_text_config(), "output_router_logits", False):
@@ -137,13 +142,23 @@ class ModuleRunner:
                               "not added to the loss here.")
         if not self._head_is_linear:
             logits_rlv = self.module(input_ids=batch.input_ids_RL, position_ids=batch.position_ids_RL, use_cache=False).logits
-            return _from_logits(logits_rlv.flatten(0, 1).index_select(0, batch.source_N), batch, keep=loss.requires_logits)
-        return self._from_hidden(self.hidden(batch.input_ids_RL, batch.position_ids_RL), batch, loss, scale=scale)
+            logits_nv = logits_rlv.flatten(0, 1).index_select(0, batch.source_N)
+            outputs = _from_logits(logits_nv, batch, keep=loss.requires_logits)
+            outputs.top = _likeliest([logits_nv], top, batch) if top else None
+            return outputs
+        return self._from_hidden(self.hidden(batch.input_ids_RL, batch.position_ids_RL), batch, loss, scale=scale, top=top)
 
-    def _from_hidden(self, hidden_rld: torch.Tensor, batch: MicroBatch, loss: Loss, *, scale: float) -> TokenOutputs:
-        shape = batch.targets_BT.shape
+    def _from_hidden(self, hidden_rld: torch.Tensor, batch: MicroBatch, loss: Loss, *, scale: float, top: int = 0) -> TokenOutputs:
         hidden_nd = hidden_rld.flatten(0, 1).index_select(0, batch.source_N)
         module = self.module.get_output_embeddings()
+        outputs = self._scored(module, hidden_nd, batch, loss, scale=scale)
+        if top:
+            pieces = hidden_nd.split(max(1, CHUNK_ELEMENTS // self.module.config.get_text_config().vocab_size))
+            outputs.top = _likeliest((self._softcapped(module(piece)) for piece in pieces), top, batch)
+        return outputs
+
+    def _scored(self, module: Any, hidden_nd: torch.Tensor, batch: MicroBatch, loss: Loss, *, scale: float) -> TokenOutputs:
+        shape = batch.targets_BT.shape
         if loss.requires_logits:
             self.say_once(f"The loss `{loss_name(loss)}` asks for logits, so all of them are held in memory. A loss that needs "
                           "only `outputs.logprobs` would save that.")
@@ -217,7 +232,8 @@ def _micro_result(
     if training and row[1] and outputs.logprobs.requires_grad and not value.requires_grad:
         raise ModelError(f"The loss `{loss_name(loss)}` returned a sum without a gradient, so nothing would be trained. "
                          "Compute it from `outputs` without `.detach()`, `.item()` or `torch.no_grad()`.")
-    return MicroResult(loss=value, loss_sum=row[0], count=row[1], logprobs=_by_sequence(row[2:], batch), outputs=outputs)
+    return MicroResult(loss=value, loss_sum=row[0], count=row[1], logprobs=_by_sequence(row[2:], batch), outputs=outputs,
+                       top_logprobs=[] if outputs.top is None else _top_by_sequence(outputs.top, batch))
 
 
 class _Root(torch.nn.Module):
@@ -252,6 +268,21 @@ def _spread(values_n: torch.Tensor, place_n: torch.Tensor, shape: torch.Size) ->
     """Return [B, T, ...] with the values at their places and 0 elsewhere."""
     flat = values_n.new_zeros((shape.numel(), *values_n.shape[1:]))
     return flat.index_copy(0, place_n, values_n).unflatten(0, shape)
+
+
+def _likeliest(logits: Iterable[torch.Tensor], count: int, batch: MicroBatch) -> Alternatives:
+    """Return the `count` likeliest tokens in the place of each target, of logits [N, V] that come in pieces."""
+    found: list[Any] = [torch.log_softmax(piece if piece.dtype == torch.float64 else piece.float(), -1).topk(count)
+                        for piece in logits]
+    shape = batch.targets_BT.shape
+    return Alternatives(ids=_spread(torch.cat([top.indices for top in found]), batch.place_N, shape),
+                        logprobs=_spread(torch.cat([top.values for top in found]), batch.place_N, shape))
+
+
+def _top_by_sequence(top: Alternatives, batch: MicroBatch) -> list[list[dict[int, float]]]:
+    ids, logprobs, is_target = top.ids.tolist(), top.logprobs.tolist(), (batch.targets_BT != IGNORE_INDEX).tolist()
+    return [[{}, *(dict(zip(ids[row][t], logprobs[row][t], strict=True)) if is_target[row][t] else {} for t in range(length - 1))]
+            for row, length in enumerate(batch.lengths)]
 
 
 def _by_sequence(flat: list[float], batch: MicroBatch) -> list[list[float]]:

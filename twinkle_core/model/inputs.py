@@ -7,16 +7,26 @@ from typing import Any
 
 from twinkle_core import registry
 from twinkle_core.data_format import flatten_responses
-from twinkle_core.errors import ArgumentTypeError, DataError, ModelError, UnknownArgumentError, did_you_mean, listing
+from twinkle_core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DataError,
+    ModelError,
+    UnknownArgumentError,
+    check_count,
+    did_you_mean,
+    listing,
+)
 from twinkle_core.loss.cross_entropy import CrossEntropyLoss
 from twinkle_core.loss.grpo import GRPOLoss
 from twinkle_core.loss.interface import FunctionLoss, Loss, LossForMetrics
 from twinkle_core.loss.result import loss_name
+from twinkle_core.mesh import DeviceMesh
 from twinkle_core.model.adapter import AdapterState
 
 _DEFAULT_LOSS = CrossEntropyLoss()
 _DEFAULT_POLICY_LOSS = GRPOLoss()
-_ARGUMENTS = ("inputs", "adapter_name", "disable_lora")
+_ARGUMENTS = ("inputs", "adapter_name", "disable_lora", "top_logprobs")
 """Of the methods whose other keywords go to the loss."""
 
 
@@ -39,6 +49,16 @@ def features_of(inputs: Any, state: AdapterState) -> list[Any]:
                             "`truncation_strategy=\"left\"` or `\"right\"`, or encode it before with `Dataset.encode()`.")
         items[place] = features[0]
     return items
+
+
+def check_top_logprobs(count: object, config: Any, mesh: DeviceMesh | None) -> None:
+    """Raise unless a model can give so many of the likeliest tokens in each place."""
+    check_count("top_logprobs", count, least=0)
+    size = config.get_text_config().vocab_size
+    if count > size:  # type: ignore[operator]
+        raise ArgumentError(f"`top_logprobs={count}`: the model has {size} tokens. Use at most so many.")
+    if count and mesh is not None and mesh.pp > 1:
+        raise ModelError("`top_logprobs` is not built for pipeline stages. Use a mesh without `pp` for this model.")
 
 
 def choose_loss(
@@ -108,6 +128,8 @@ def _check_spelling(given: Iterable[str], *, known: Collection[str], cutoff: flo
         if key == "disable_lora" and key not in known:
             raise UnknownArgumentError("`disable_lora` is an argument of `forward_only` alone: the base model is not trained. "
                                        "Leave it out.")
+        if key == "top_logprobs" and key not in known:
+            raise UnknownArgumentError("`top_logprobs` is an argument of `forward_only` alone. Leave it out.")
         near = difflib.get_close_matches(key, _ARGUMENTS, n=1, cutoff=cutoff)
         if near and key not in known and not difflib.get_close_matches(key, known, n=1):
             raise UnknownArgumentError(f"There is no argument `{key}`. Did you mean `{near[0]}`? Beside {listing(_ARGUMENTS)}, "

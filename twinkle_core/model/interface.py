@@ -23,9 +23,11 @@ class TrainableModel(RemoteComponent):
     @remote_function(dispatch="slice_dp", collect="flatten")
     @abstractmethod
     def forward_only(
-        self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, **loss_inputs: Any,
+        self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, top_logprobs: int = 0,
+        **loss_inputs: Any,
     ) -> ModelOutput:
-        """Run the model without gradients, e.g. for evaluation. `disable_lora` runs the base model."""
+        """Run the model without gradients, e.g. for evaluation. `disable_lora` runs the base model; `top_logprobs` asks for so many
+        of the likeliest tokens in each supervised place."""
 
     @remote_function(dispatch="slice_dp", collect="flatten")
     @abstractmethod
@@ -70,28 +72,28 @@ class TrainableModel(RemoteComponent):
     def clip_grad_and_step(self, max_norm: float = 1.0, *, adapter_name: str = "") -> bool:
         """Clip, step and advance the scheduler. Return whether the optimizer stepped."""
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def set_loss(self, loss: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Set the loss: a class, an instance, a registered name, or a function `(outputs, targets, **inputs) -> (sum, count)`."""
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def set_optimizer(self, optimizer: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Set the optimizer: a class, a name in `torch.optim`, a function of the parameters, or an instance over just these."""
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def set_lr_scheduler(self, scheduler: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Set the scheduler: a class, a name in `torch.optim.lr_scheduler` or of Twinkle, a function of the optimizer, or an
         instance over the optimizer that is set."""
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def set_template(self, template: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Set the template, so that `inputs` may be conversations."""
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def set_processor(
         self, processor: Any = None, *, micro_batch_size: int | None = None, packing: bool = False, adapter_name: str = "",
@@ -99,7 +101,7 @@ class TrainableModel(RemoteComponent):
     ) -> None:
         """Set how features become tensors. `micro_batch_size`: rows at once; None: all. `packing`: rows without padding."""
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def add_metric(self, metric: Any, *, adapter_name: str = "", **options: Any) -> None:
         """Add a metric whose numbers `calculate_metric` returns."""
@@ -114,7 +116,7 @@ class TrainableModel(RemoteComponent):
         `tokens_per_s`, `step`. Added metrics come on top.
         """
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def add_adapter_to_model(
         self, adapter_name: str, config: Any, *, gradient_accumulation_steps: int = 1,
@@ -147,7 +149,7 @@ class TrainableModel(RemoteComponent):
             keep_last: delete older versions of this name but the last so many.
         """
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def load(self, path: str, *, adapter_name: str = "") -> None:
         """Load weights only. Raises: `CheckpointError` before anything in memory has changed."""
@@ -166,17 +168,17 @@ class TrainableModel(RemoteComponent):
     def get_state_dict(self, *, adapter_name: str = "", merge: bool = False) -> dict[str, Any]:
         """Return name -> tensor of the weights, on the CPU."""
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def get_train_configs(self, *, adapter_name: str = "") -> str:
         """Return everything that decides the training, for people."""
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def apply_patch(self, patch: Callable[[Any], None]) -> None:
         """Change the underlying module in place by a function of it."""
 
-    @remote_function(execute="first")
+    @remote_function(execute="first", lazy_collect=False)
     @abstractmethod
     def upload_to_hub(self, path: str, repo_id: str, *, private: bool = True) -> str:
         """Upload a saved checkpoint, e.g. to "ms://org/name", and return its URI."""

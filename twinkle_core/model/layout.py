@@ -22,7 +22,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from twinkle_core.errors import CheckpointError
 from twinkle_core.model.file_weights import FileWeights, names_of_one
-from twinkle_core.model.merging import tied_names
+from twinkle_core.model.merging import name_in_files, tied_names
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -88,6 +88,12 @@ def adapter_names(module: torch.nn.Module, name: str) -> dict[str, str]:
     names = {id(tensor): own for own, tensor in held.items()}
     state = get_peft_model_state_dict(module, state_dict=held, adapter_name=name, save_embedding_layers=False)
     return {key if key.startswith(_PEFT_PREFIX) else _PEFT_PREFIX + key: names[id(tensor)] for key, tensor in state.items()}
+
+
+def adapter_file_name(name: str, adapter: str) -> str:
+    """Return the name in peft's files of an adapter's parameter that is called `name` in the module."""
+    plain = name_in_files(name).replace(f".{adapter}.", ".").removesuffix(f".{adapter}")
+    return _PEFT_PREFIX + (plain.removesuffix(".weight") if "lora_magnitude_vector" in plain else plain)
 
 
 def write_adapter(folder: Path, module: torch.nn.Module, name: str, config: Any, *, base: str, source: Path | None) -> None:

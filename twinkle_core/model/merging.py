@@ -22,7 +22,7 @@ def plain_weights(module: torch.nn.Module, *, merge: str | None = None) -> dict[
     replaced = {} if merge is None else _merged(module, merge)
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
-        plain = _plain_name(name, merge, module)
+        plain = plain_name(name, merge, module)
         if plain is not None and tensor is not None:
             merged = replaced.get(plain)
             weights[plain] = tensor if merged is None else merged
@@ -48,21 +48,24 @@ def name_in_files(name: str) -> str:
 def _merged(module: torch.nn.Module, adapter: str) -> dict[str, torch.Tensor]:
     """Return plain name -> merged tensor of each weight that the adapter changes."""
     merged: dict[str, torch.Tensor] = {}
-    with torch.no_grad():
-        for name, layer in _layers_with(module, adapter):
-            base = layer.get_base_layer()
-            own = dict(base.named_parameters(recurse=False))
-            storage = {key: parameter.data for key, parameter in own.items()}
-            before = {key: data.clone() for key, data in storage.items()}
-            try:
-                layer.merge(adapter_names=[adapter])
-                merged.update({".".join([*_without_wrappers(name), key]): parameter.data.clone()
-                               for key, parameter in own.items() if not torch.equal(parameter.data, before[key])})
-            finally:
-                for key, parameter in own.items():
-                    parameter.data = storage[key].copy_(before[key])
-                layer.merged_adapters.clear()
+    for name, layer in _layers_with(module, adapter):
+        merged.update({".".join([*_without_wrappers(name), key]): tensor for key, tensor in merged_layer(layer, adapter).items()})
     return merged
+
+
+@torch.no_grad()
+def merged_layer(layer: BaseTunerLayer, adapter: str) -> dict[str, torch.Tensor]:
+    """Return name in the layer ("weight", "bias") -> merged tensor of what the adapter changes in it."""
+    own = dict(layer.get_base_layer().named_parameters(recurse=False))
+    storage = {key: parameter.data for key, parameter in own.items()}
+    before = {key: data.clone() for key, data in storage.items()}
+    try:
+        layer.merge(adapter_names=[adapter])
+        return {key: parameter.data.clone() for key, parameter in own.items() if not torch.equal(parameter.data, before[key])}
+    finally:
+        for key, parameter in own.items():
+            parameter.data = storage[key].copy_(before[key])
+        layer.merged_adapters.clear()
 
 
 def _layers_with(module: torch.nn.Module, adapter: str) -> Iterator[tuple[str, BaseTunerLayer]]:
@@ -78,7 +81,7 @@ def _without_wrappers(name: str) -> list[str]:
     return [part for part in name.split(".") if part != "base_layer"]
 
 
-def _plain_name(name: str, merge: str | None, module: torch.nn.Module) -> str | None:
+def plain_name(name: str, merge: str | None, module: torch.nn.Module) -> str | None:
     """Return the name without peft's wrappers, or None for what belongs to an adapter or is replaced by one."""
     parts = _without_wrappers(name)
     if any(part.startswith("lora_") for part in parts):

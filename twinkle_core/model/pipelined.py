@@ -94,10 +94,12 @@ def empty_batch(state: AdapterState, loss_inputs: Mapping[str, Any], device: str
 
 
 def _of_nothing(value: Any) -> Any:
-    """Return the input of a loss for a row that is not trained on, like `value`: one number, or one a token."""
+    """Return the input of a loss for a row of two tokens that is not trained on, like `value`: one entry, or one a token."""
     if not isinstance(value, list | tuple):
         return value
-    return [[0.0, 0.0]] if value and isinstance(value[0], list | tuple) else [0.0]
+    if not value or not isinstance(value[0], list | tuple):
+        return [0.0]
+    return [[{}, {}]] if value[0] and isinstance(value[0][0], Mapping) else [[0.0, 0.0]]
 
 
 def _of_one_shape(batches: Sequence[MicroBatch], state: AdapterState) -> list[MicroBatch]:

@@ -54,7 +54,8 @@ def save(
         model.module, merge=state.name if merge else None)
     needed = layout.size_bytes(weights) + (training_state.size_bytes(state) if with_optimizer else 0)
     manifest = Manifest(kind="merged" if merge else "adapter" if is_adapter else "full", step=state.step,
-                        adapter_name=state.name, has_training_state=with_optimizer, identity=_identity(model, state))
+                        adapter_name=state.name, has_training_state=with_optimizer, identity=_identity(model, state),
+                        template=_template(state))
     with CheckpointWriter(output_dir, name, needed_bytes=needed) as writer:
         if is_adapter:
             layout.write_adapter(writer.folder, model.module, state.name, model.lora.configs[state.name], base=_base_name(model),
@@ -229,6 +230,20 @@ def _identity(model: "TransformersModel | WholeModel", state: "AdapterState") ->
         values["base_steps"] = model.lora.base_steps
         values["base_samples"] = _base_samples(model)
     return values
+
+
+def _template(state: "AdapterState") -> dict[str, Any]:
+    """Return what `twinkle chat` needs to make the template anew; options that JSON cannot hold are left out with a warning."""
+    if state.template is None or (name := registry.name_of("templates", type(state.template))) is None:
+        return {}
+    options = state.template.options()
+    try:
+        return {"name": name, "options": json.loads(json.dumps(options))}
+    except (TypeError, ValueError):
+        del options["variables"]  # the others are texts and switches
+        warn(f"The `variables=` of the template `{name}` are not plain values, so the checkpoint does not hold them. Say them "
+             "again where it is used.")
+        return {"name": name, "options": options}
 
 
 def _other_base(model: "TransformersModel | WholeModel", state: "AdapterState", folder: Path, manifest: Manifest) -> str:

@@ -21,7 +21,7 @@ from twinkle_core.model import lora_start, reporting, training
 from twinkle_core.model.adapter import AdapterState, ForwardPass, Totals
 from twinkle_core.model.batches import run_batches
 from twinkle_core.model.forward import MicroResult, ModuleRunner
-from twinkle_core.model.inputs import choose_loss, features_of
+from twinkle_core.model.inputs import check_top_logprobs, choose_loss, features_of
 from twinkle_core.model.interface import TrainableModel
 from twinkle_core.model.loading import seed_once
 from twinkle_core.model.lora import LoraAdapters, check_adapter_name, lora_config
@@ -30,15 +30,17 @@ from twinkle_core.model.packing import fit_processor
 from twinkle_core.model.pipelined import run_pipelined
 from twinkle_core.model.placing import Placing, load_for
 from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, check_trained_dtype, resolve_dtype
+from twinkle_core.model.sending import Sending
 from twinkle_core.parallel import gradients
 from twinkle_core.parallel.choice import check_model, choose_strategies
 from twinkle_core.parallel.pipeline import Pipeline
 from twinkle_core.parallel.placed import Placed
 from twinkle_core.platforms.choice import choose_device
 from twinkle_core.processor import InputProcessor, MicroBatch, build_processor
+from twinkle_core.weight_sync.interface import BUCKET_BYTES, WeightBucket, WeightPlan, WeightSource
 
 
-class TransformersModel(TrainableModel):
+class TransformersModel(TrainableModel, WeightSource):
     """A model from a hub id or a folder.
 
     Args:
@@ -100,6 +102,7 @@ class TransformersModel(TrainableModel):
         self._placing = Placing(self.module, source, mesh=self.mesh, strategies=self._strategies, device=self.device)
         self._placed: Placed | None = None
         self._pipeline: Pipeline | None = None
+        self._sending: Sending | None = None
         self._adapters: dict[str, AdapterState] = {}
 
     def state(self, adapter_name: str = "") -> AdapterState:
@@ -130,13 +133,16 @@ class TransformersModel(TrainableModel):
         return output
 
     def forward_only(
-        self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, **loss_inputs: Any,
+        self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, top_logprobs: int = 0,
+        **loss_inputs: Any,
     ) -> ModelOutput:
         """Run the model without gradients and without dropout; `disable_lora` runs the base model."""
         check_flag("disable_lora", disable_lora)
+        check_top_logprobs(top_logprobs, self.module.config, self.mesh)
         state = self.ready(adapter_name)
         with state.evaluation.begun(), self.lora.disabled() if disable_lora else contextlib.nullcontext():
-            output, totals = self._run(state, inputs, loss_inputs, lambda batch, result: None, is_training=False)
+            output, totals = self._run(
+                state, inputs, loss_inputs, lambda batch, result: None, is_training=False, top=top_logprobs)
         state.evaluation.add(totals)
         return output
 
@@ -343,6 +349,18 @@ class TransformersModel(TrainableModel):
         if self._whole.optimizer is None and not self._adapters:  # a patch may have frozen some
             self._whole.parameters = _trainable(self.module)
 
+    def plan_weights(self, *, adapter_name: str = "", merge: bool = False, bucket_bytes: int = BUCKET_BYTES) -> WeightPlan:
+        """Return what `read_weights` will give."""
+        check_flag("merge", merge)
+        self._sending = Sending(self, self.ready(adapter_name), merge=merge, bucket_bytes=bucket_bytes)
+        return self._sending.plan
+
+    def read_weights(self, index: int) -> WeightBucket:
+        """Return one bucket of the last plan."""
+        if self._sending is None:
+            raise ModelError("`read_weights` needs a `plan_weights` before it. Use `CheckpointEngineManager`.")
+        return self._sending.read(index)
+
     def upload_to_hub(self, path: str, repo_id: str, *, private: bool = True) -> str:
         """Upload a saved checkpoint and return its URI."""
         from twinkle_core.model import saving
@@ -384,7 +402,7 @@ class TransformersModel(TrainableModel):
 
     def _run(
         self, state: AdapterState, inputs: Sequence[Any], loss_inputs: dict[str, Any],
-        each: Callable[[MicroBatch, MicroResult], None], *, is_training: bool = True,
+        each: Callable[[MicroBatch, MicroResult], None], *, is_training: bool = True, top: int = 0,
     ) -> tuple[ModelOutput, Totals]:
         """Run all micro-batches; `each` is called after every one."""
         if is_training:
@@ -397,7 +415,7 @@ class TransformersModel(TrainableModel):
             return run_pipelined(self._runner, self._pipeline, state, features, loss, extra, device=self.device,
                                  is_training=is_training, closes_window=state.closes_window)
         return run_batches(self._runner, state, features, loss, extra, device=self.device, is_training=is_training,
-                           closes_window=state.closes_window, each=each)
+                           closes_window=state.closes_window, each=each, top=top)
 
     def _added(self, state: AdapterState, totals: Totals) -> None:
         state.grad_count += totals.count

@@ -4,6 +4,7 @@ Both average gradients over the data ranks. An adapter's parameters are small an
 them once, at the step.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from twinkle_core.mesh import DeviceMesh
 from twinkle_core.parallel.interface import ParallelStrategy
 from twinkle_core.parallel.placed import Placed
+
+_BUFFERS = ("forward_sync_buffers" if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+            else "broadcast_buffers")
+"""The option that keeps buffers where they are in forward passes; torch 2.13 gave it another name."""
 
 
 class ReplicateStrategy(ParallelStrategy):
@@ -27,7 +32,7 @@ class ReplicateStrategy(ParallelStrategy):
         if placed.is_lora or mesh.fsdp > 1 or mesh.tp > 1 or mesh.pp > 1:
             return
         placed.replica = DistributedDataParallel(
-            placed.root, process_group=placed.ranks.group("dp"), broadcast_buffers=False, gradient_as_bucket_view=True)
+            placed.root, process_group=placed.ranks.group("dp"), gradient_as_bucket_view=True, **{_BUFFERS: False})
 
 
 class ShardStrategy(ParallelStrategy):

@@ -44,6 +44,19 @@ class MicroBatch:
         return self.targets_N.shape[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Alternatives:
+    """Tokens that could stand in a target's place, K at most.
+
+    Attributes:
+        ids: [B, T, K] token ids.
+        logprobs: [B, T, K] their log-probabilities; -inf where there are fewer.
+    """
+
+    ids: "torch.Tensor"
+    logprobs: "torch.Tensor"
+
+
 @dataclass(kw_only=True)
 class TokenOutputs:
     """What a loss or a metric sees. Position t speaks about `targets[:, t]`.
@@ -52,11 +65,13 @@ class TokenOutputs:
         logprobs: [B, T] log-probability of the target, 0 where it is ignored.
         logits: [B, T, V], only for a loss that sets `requires_logits`.
         is_top: [B, T] whether the target is the likeliest token, False where it is ignored.
+        top: the likeliest tokens, where the call asked for them.
     """
 
     logprobs: "torch.Tensor"
     logits: "torch.Tensor | None" = None
     is_top: "torch.Tensor | None" = None
+    top: Alternatives | None = None
 
     def detached(self) -> "TokenOutputs":
         """Return the same without gradients."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from twinkle_core.data_format import IGNORE_INDEX, InputFeature, check_feature
 from twinkle_core.errors import ArgumentTypeError, DataError, check_count, check_flag, check_keywords
-from twinkle_core.processor.micro_batch import MicroBatch
+from twinkle_core.processor.micro_batch import Alternatives, MicroBatch
 from twinkle_core.processor.packing import ROW_COST, pack_rows
 from twinkle_core.processor.tokens import Limits, check_limits, integers, place_of
 
@@ -175,6 +175,8 @@ def _split_inputs(loss_inputs: Mapping[str, Any], features: Sequence[InputFeatur
 def _checked(name: str, value: Sequence[Any], features: Sequence[InputFeature]) -> Sequence[Any]:
     """Return what a loss gets for each sequence: numbers, arrays with a number a token, or other values as they are."""
     like = next((index for index, entry in enumerate(value) if isinstance(entry, int | float | list | tuple)), None)
+    if any(_holds_mappings(entry) for entry in value):
+        return _checked_alternatives(name, value, features)
     if like is None:
         if value and name in _NUMBERS:
             raise DataError(f"`{name}[0]` is {_short(value[0])}. {_ADVICE}")
@@ -196,20 +198,52 @@ def _checked(name: str, value: Sequence[Any], features: Sequence[InputFeature]) 
     return checked
 
 
+def _holds_mappings(entry: Any) -> bool:
+    return isinstance(entry, list | tuple) and bool(entry) and isinstance(entry[0], Mapping)
+
+
+def _checked_alternatives(name: str, value: Sequence[Any], features: Sequence[InputFeature]) -> Sequence[Any]:
+    """Return for each sequence one dict a token, token id -> log-probability."""
+    for index, (entry, feature) in enumerate(zip(value, features, strict=True)):
+        if not isinstance(entry, list | tuple) or not all(isinstance(item, Mapping) for item in entry):
+            raise DataError(f"`{name}[{index}]` is {_short(entry)}. Pass one dict a token, token id -> log-probability, as "
+                            "`ModelOutput.top_logprobs` has them.")
+        if len(entry) != len(feature["input_ids"]):
+            raise DataError(f"`{name}[{index}]` has {len(entry)} entries, the sequence has {len(feature['input_ids'])} tokens. "
+                            "Pass one dict a token, {} where it is not supervised.")
+    return value
+
+
 def _short(entry: Any) -> str:
     text = repr(entry)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _tensor_of(value: Any, lengths: Sequence[int], longest: int, device: str) -> Any:
-    """Return numbers a sequence as [B], numbers a token as [B, T] at the position that predicts the token; else the value."""
+    """Return numbers a sequence as [B], numbers a token as [B, T] at the position that predicts the token, dicts a token as
+    `Alternatives` there; else the value."""
     import torch
 
     if not isinstance(value, list | tuple) or not value:
         return value
+    if _holds_mappings(value[0]):
+        return _alternatives(value, longest, device)
     if not isinstance(value[0], list | tuple | np.ndarray):
         return torch.tensor(value, dtype=torch.float32, device=device) if isinstance(value[0], int | float) else value
     array = np.zeros((len(value), longest), np.float32)
     for row, (numbers, length) in enumerate(zip(value, lengths, strict=True)):
         array[row, : length - 1] = numbers[1:]
     return torch.from_numpy(array).to(device)
+
+
+def _alternatives(value: Sequence[Sequence[Mapping[int, float]]], longest: int, device: str) -> Alternatives:
+    import torch
+
+    width = max(1, *(len(here) for entry in value for here in entry))
+    ids = np.zeros((len(value), longest, width), np.int64)
+    logprobs = np.full(ids.shape, -np.inf, np.float32)
+    for row, entry in enumerate(value):
+        for position, here in enumerate(entry[1:]):
+            ids[row, position, :len(here)] = list(here.keys())
+            logprobs[row, position, :len(here)] = list(here.values())
+    return Alternatives(ids=torch.from_numpy(ids).to(device), logprobs=torch.from_numpy(logprobs).to(device))

@@ -8,7 +8,7 @@ A list of `SampleResponse` is first flattened to one feature a sequence. The two
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from twinkle_core.data_format import flatten_responses
@@ -37,8 +37,8 @@ def dispatch(
                                 f"{mesh.world_size} ranks. Return one (args, kwargs) a rank.")
         return calls
     if how == "all":
-        return [(args, kwargs) for _ in range(mesh.world_size)]
-    args, kwargs = _map_lists((args, kwargs), flatten_responses)
+        return [(args, kwargs)] * mesh.world_size
+    args, kwargs = map_lists((args, kwargs), flatten_responses)
     bounds = _bounds((args, kwargs), pieces_of(how, mesh), known=bounds)
     cut = [cut_lists((args, kwargs), rows) for rows in bounds]
     return [cut[piece_of(how, mesh, rank)] for rank in range(mesh.world_size)]
@@ -62,12 +62,22 @@ def partition(length: int, pieces: int) -> list[range]:
 
 def partition_rows(items: list[Any], pieces: int) -> list[range]:
     """Return `pieces` contiguous ranges of `items` that never part the two features of a preference pair."""
+    return partition_units(unit_starts(items), len(items), pieces)
+
+
+def unit_starts(items: list[Any]) -> list[int]:
+    """Return the positions at which `items` may be cut: all but before the second feature of a preference pair."""
     starts = [0] if items else []
     for index in range(1, len(items)):
         pair = _pair_id(items[index])
         if pair is None or pair != _pair_id(items[index - 1]):
             starts.append(index)
-    ends = [*starts[1:], len(items)]
+    return starts
+
+
+def partition_units(starts: Sequence[int], length: int, pieces: int) -> list[range]:
+    """Return `pieces` contiguous ranges that cover range(length) in order and begin at some of `starts`."""
+    ends = [*starts[1:], length]
     return [range(starts[rows.start], ends[rows.stop - 1]) if rows else range(0) for rows in partition(len(starts), pieces)]
 
 
@@ -77,7 +87,7 @@ def _pair_id(item: Any) -> Any:
 
 def _bounds(call: Call, pieces: int, *, known: list[range] | None = None) -> list[range]:
     lists: list[tuple[str, list[Any]]] = []
-    _map_lists(call, lambda value: value, found=lists)
+    map_lists(call, lambda value: value, found=lists)
     if known is not None:
         for name, found in lists:
             if len(found) != known[-1].stop:
@@ -99,11 +109,11 @@ def _lengths_differ(name: str, length: int, other_name: str, other_length: int) 
 
 def cut_lists(call: Call, rows: range) -> Call:
     """Return a call with these rows of every list."""
-    return _map_lists(call, lambda value: value[rows.start:rows.stop])
+    return map_lists(call, lambda value: value[rows.start:rows.stop])
 
 
-def _map_lists(
-    call: Call, function: Callable[[list[Any]], list[Any]], *, found: list[tuple[str, list[Any]]] | None = None,
+def map_lists(
+    call: Call, function: Callable[[list[Any]], Any], *, found: list[tuple[str, list[Any]]] | None = None,
 ) -> Call:
     """Return `call` with every list, in nested dicts too, replaced by `function(list)`; append (name, list) to `found`."""
 

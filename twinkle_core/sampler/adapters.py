@@ -8,7 +8,7 @@ that names it; nothing is ever sampled from the base model instead.
 import copy
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from twinkle_core.checkpoint.manifest import verify
 from twinkle_core.errors import ArgumentError, CheckpointError, HubError, ModelError, SamplerError, did_you_mean, listing
 from twinkle_core.hub import resolve_model
 from twinkle_core.model import identity
-from twinkle_core.model.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_weights, read_weights
+from twinkle_core.model.layout import ADAPTER_CONFIG, adapter_weights, read_weights
 from twinkle_core.model.loading import seeded
 from twinkle_core.model.merging import plain_weights
 
@@ -47,6 +47,7 @@ class AdapterModels:
         self._load_model = load_model
         self._by_name: dict[str, torch.nn.Module] = {}
         self._by_uri: OrderedDict[str, _Loaded] = OrderedDict()
+        self.synchronised: torch.nn.Module | None = None  # the base with the adapter that a model has sent
 
     def add(self, name: str, uri: str) -> None:
         """Load the checkpoint at `uri` under `name`, in place of what was there. Raises: `SamplerError`."""
@@ -63,12 +64,15 @@ class AdapterModels:
                 raise SamplerError(f"The sampler has no adapter `{name}`.{did_you_mean(name, self._by_name)} It has: "
                                    f"{listing(self._by_name)}. Add it: `add_adapter_to_sampler({name!r}, adapter_uri)`.")
             return self._by_name[name]
-        return self.base if uri is None else self._get_by_uri(uri)
+        if uri is not None:
+            return self._get_by_uri(uri)
+        return self.base if self.synchronised is None else self.synchronised
 
     def clear(self) -> None:
         """Forget every copy: needed when the weights of the base model change, which the copies share in part."""
         self._by_name.clear()
         self._by_uri.clear()
+        self.synchronised = None
 
     def _get_by_uri(self, uri: str) -> torch.nn.Module:
         folder = locate(uri)
@@ -87,7 +91,8 @@ class AdapterModels:
             if is_checkpoint(folder):
                 self._check_identity(folder)
             if (folder / ADAPTER_CONFIG).exists():
-                return merge_adapter(self.base, folder, what=f"`{uri}` does not fit `{self.model_id}`")
+                return merge_adapter(self.base, read_config(folder), dict(read_weights(folder)), where=folder,
+                                     what=f"`{uri}` does not fit `{self.model_id}`")
             return self._load_full(folder, uri)
         except CheckpointError as error:
             raise SamplerError(f"The checkpoint `{uri}` cannot be used with `{self.model_id}`: {error}") from error
@@ -136,23 +141,33 @@ def fingerprint_of(folder: Path) -> Fingerprint:
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for name, stat in stats)
 
 
-def merge_adapter(base: torch.nn.Module, folder: Path, *, what: str) -> torch.nn.Module:
-    """Return a copy of `base` with the LoRA in `folder` merged in; weights it does not change share memory with `base`.
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the fields of an adapter's configuration. Raises: `SamplerError` for one that cannot be used."""
+    from peft import LoraConfig, PeftConfig
 
-    `what` begins the text of an error. Unlike `plain_weights(merge=)` this never adds into the memory of the base for a while.
-
-    Raises: `CheckpointError` if the weights cannot be read, or if their names or shapes do not match; `SamplerError` for a
-        configuration that cannot be used.
-    """
-    from peft import LoraConfig, PeftConfig, get_peft_model, set_peft_model_state_dict
-
-    weights = dict(read_weights(folder))
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (ValueError, TypeError, KeyError) as error:
         raise SamplerError(f"{folder / ADAPTER_CONFIG} cannot be read: {error}. Save the adapter again.") from error
     if not isinstance(config, LoraConfig):
         raise SamplerError(f"{folder / ADAPTER_CONFIG} has `peft_type={config.peft_type!r}`. The sampler takes LoRA adapters.")
+    return config.to_dict()
+
+
+def merge_adapter(
+    base: torch.nn.Module, fields: Mapping[str, Any], weights: dict[str, torch.Tensor], *, where: Any, what: str,
+) -> torch.nn.Module:
+    """Return a copy of `base` with a LoRA merged in; weights it does not change share memory with `base`.
+
+    `fields` are those of its configuration, `weights` have the names of peft's files. `where` they come from and `what` does not
+    fit stand in the text of an error. Unlike `plain_weights(merge=)` this never adds into the memory of the base for a while.
+
+    Raises: `CheckpointError` if the weights cannot be read, or if their names or shapes do not match; `SamplerError` for a
+        configuration that cannot be used.
+    """
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+
+    config = LoraConfig(**{name: value for name, value in fields.items() if name in LoraConfig.__dataclass_fields__})
     config.inference_mode = True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft warns of tied weights, which `_share` has untied
@@ -163,13 +178,13 @@ def merge_adapter(base: torch.nn.Module, folder: Path, *, what: str) -> torch.nn
             raise SamplerError(f"{what}: {error}") from error
         given, expected = ({name: tuple(tensor.shape) for name, tensor in table.items()}
                            for table in (weights, adapter_weights(adapted, "default")))
-        identity.check_shapes(folder, given, expected, is_exact=True)
+        identity.check_shapes(where, given, expected, is_exact=True)
         set_peft_model_state_dict(adapted, weights)
         try:
             # safe: makes new tensors instead of adding into those that are shared with the base
             merged = adapted.merge_and_unload(safe_merge=True)  # type: ignore[operator]
         except ValueError as error:
-            raise SamplerError(f"{folder / ADAPTER_WEIGHTS} cannot be merged: {error}. Its weights are not finite.") from error
+            raise SamplerError(f"`{where}` cannot be merged: {error}. Its weights are not finite.") from error
     return merged.eval()
 
 

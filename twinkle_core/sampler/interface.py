@@ -34,12 +34,12 @@ class Sampler(RemoteComponent):
         Raises: `SamplerError` if the adapter cannot be used; never samples from another model instead.
         """
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def set_template(self, template: Any, **options: Any) -> None:
         """Set the template that turns conversations into prompts."""
 
-    @remote_function()
+    @remote_function(lazy_collect=False)
     @abstractmethod
     def add_adapter_to_sampler(self, adapter_name: str, adapter_uri: str) -> None:
         """Load the adapter of a checkpoint under a name. Raises: `SamplerError` if names or shapes do not match."""

@@ -23,14 +23,16 @@ from twinkle_core.sampler.decoding import Completion, Job, complete
 from twinkle_core.sampler.interface import Sampler
 from twinkle_core.sampler.probing import can_pad
 from twinkle_core.sampler.prompts import Prompt, read_prompts
+from twinkle_core.sampler.receiving import Receiver
 from twinkle_core.sampler.stopping import StopRule
 from twinkle_core.template.template import load_tokenizer
 from twinkle_core.warning import warn
+from twinkle_core.weight_sync.interface import WeightBucket, WeightPlan, WeightSink
 
 _COUNTER = "twinkle_core.sampler.count"
 
 
-class TorchSampler(Sampler):
+class TorchSampler(Sampler, WeightSink):
     """Samples from any causal language model of transformers.
 
     With a seed, what a prompt gets depends on the seed, the prompt and the number of the sample alone: not on its neighbours, the
@@ -90,6 +92,7 @@ class TorchSampler(Sampler):
         self._adapters = AdapterModels(self.model, model_id=model_id, keep=max_cached_adapters,
                                        load_model=lambda folder: load_pretrained(str(folder), **self._load_options))
         current = session.current()
+        self._receiver: Receiver | None = None
         self._number = current.state.get(_COUNTER, 0)
         current.state[_COUNTER] = self._number + 1
         self._calls = 0
@@ -109,6 +112,22 @@ class TorchSampler(Sampler):
     def add_adapter_to_sampler(self, adapter_name: str, adapter_uri: str) -> None:
         """Load the checkpoint at `adapter_uri` under a name, as it is now. Raises: `SamplerError` if it does not fit the model."""
         self._adapters.add(adapter_name, adapter_uri)
+
+    @remote_function(dispatch="all", collect="first", sync=True)
+    def begin_weights(self, plan: WeightPlan) -> None:
+        """Get ready for the weights of a model."""
+        self._receiver = Receiver(plan, self._adapters)
+
+    @remote_function(dispatch="all", collect="first", sync=True)
+    def write_weights(self, bucket: WeightBucket) -> None:
+        """Take one bucket of them."""
+        self._receiving().write(bucket)
+
+    @remote_function(dispatch="all", collect="first", sync=True)
+    def end_weights(self) -> None:
+        """Use them from the next token on."""
+        self._receiving().end()
+        self._receiver = None
 
     @remote_function(dispatch="slice_dp", collect="flatten")
     def sample(
@@ -159,6 +178,8 @@ class TorchSampler(Sampler):
         adapter_uri: str | None, on_token: Callable[[int, int], None] | None,
     ) -> list[SampleResponse]:
         params = SamplingParams.of(sampling_params)
+        if self._receiver is not None:
+            raise SamplerError("The weights of this sampler are half sent: `sync_weights()` did not end. Call it again.")
         model = self._adapters.get(adapter_name, adapter_uri)
         prompts = read_prompts(inputs, self._template, Limits.of(self.model.config), max_tokens=params.max_tokens)
         seeds = self._seeds(prompts, params)
@@ -206,6 +227,11 @@ class TorchSampler(Sampler):
         rank = mesh.data_rank(current.launcher.topology().rank) if mesh is not None else 0
         return [[stream_seed("drawn", current.seed, rank, self._number, self._calls, index, sample) for sample in samples]
                 for index in range(len(prompts))]
+
+    def _receiving(self) -> Receiver:
+        if self._receiver is None:
+            raise SamplerError("No weights are expected. Use `CheckpointEngineManager(...).sync_weights()`.")
+        return self._receiver
 
     def _stop_rule(self, params: SamplingParams) -> StopRule:
         tokenizer = self._template.tokenizer if self._template is not None else self._own_tokenizer()

@@ -98,6 +98,12 @@ class Template:
         """How errors call this template: its class and model."""
         return f"`{type(self).__name__}` of `{self.model_id}`"
 
+    def options(self) -> dict[str, Any]:
+        """Return the arguments that decide how conversations are rendered, as far as they were said."""
+        said = {"default_system": self.default_system, "enable_thinking": self.enable_thinking, "chat_template": self.chat_template,
+                "variables": self._variables or None}
+        return {name: value for name, value in said.items() if value is not None}
+
     def variables(self) -> dict[str, Any]:
         """Return what the chat template finds besides messages, tools and special tokens."""
         switch = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}

@@ -1,0 +1,1 @@
+"""Weights on their way from a model that is trained to a sampler."""
