@@ -30,6 +30,7 @@ from twinkle_core.warning import warn
 
 if TYPE_CHECKING:
     from twinkle_core.model.adapter import AdapterState
+    from twinkle_core.model.streaming import WholeStream
     from twinkle_core.model.transformers_model import TransformersModel
 
 Take = Callable[[Path], None]
@@ -38,9 +39,12 @@ Take = Callable[[Path], None]
 
 def save(
     model: "TransformersModel | WholeModel", name: str, output_dir: str, *, adapter_name: str, with_optimizer: bool, merge: bool,
-    keep_last: int | None,
+    keep_last: int | None, stream: "WholeStream | None" = None,
 ) -> str:
-    """Write a checkpoint and return its folder. `TrainableModel.save` documents the arguments."""
+    """Write a checkpoint and return its folder. `TrainableModel.save` documents the arguments.
+
+    `stream` gives the tensors where `model` is an outline.
+    """
     check_name(name)
     check_keep_last(keep_last)
     state = model.ready(adapter_name)
@@ -59,11 +63,12 @@ def save(
     with CheckpointWriter(output_dir, name, needed_bytes=needed) as writer:
         if is_adapter:
             layout.write_adapter(writer.folder, model.module, state.name, model.lora.configs[state.name], base=_base_name(model),
-                                 source=_source(model))
+                                 source=_source(model), stream=None if stream is None else stream.weights)
         else:
-            layout.write_model(writer.folder, model.module, weights, source=_source(model))
+            layout.write_model(writer.folder, model.module, weights, source=_source(model),
+                               stream=None if stream is None else stream.weights)
         if with_optimizer:
-            training_state.write(writer.folder, state)
+            training_state.write(writer.folder, state, stream=None if stream is None else stream.moments)
             (writer.folder / STATE_FILE).write_text(json.dumps(collect_states()), "utf-8")
         saved = str(writer.commit(manifest, keep_last=keep_last))
     state.saved_step = state.step

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from twinkle_core import session
 from twinkle_core.checkpoint.codec import read_json, write_json
 from twinkle_core.checkpoint.random_state import collect_random_state, restore_random_state
+from twinkle_core.checkpoint.tensor_file import Stream, write_tensors
 from twinkle_core.errors import CheckpointError
 from twinkle_core.model.adapter import AdapterState
 from twinkle_core.model.precision import LossScaler
@@ -48,8 +49,11 @@ class SavedTraining:
     random_state: dict[str, Any] | None
 
 
-def write(folder: Path, state: AdapterState) -> None:
-    """Write the training state into `folder/training_state`. Raises: `CheckpointError` for state that JSON cannot hold."""
+def write(folder: Path, state: AdapterState, *, stream: Stream | None = None) -> None:
+    """Write the training state into `folder/training_state`. `stream` gives what `state` has without memory.
+
+    Raises: `CheckpointError` for state that JSON cannot hold.
+    """
     target = folder / FOLDER
     target.mkdir()
     values: dict[str, Any] = {name: getattr(state, name) for name in COUNTERS}
@@ -61,7 +65,7 @@ def write(folder: Path, state: AdapterState) -> None:
         values["optimizer"], tensors = _optimizer_values(state.optimizer, state.parameters)
     if state.scheduler is not None:
         values["scheduler"] = {"class": type(state.scheduler).__name__, "state": dict(state.scheduler.state_dict())}
-    save_file(tensors, target / _OPTIMIZER)
+    write_tensors(target / _OPTIMIZER, tensors, stream=stream)
     save_file({name: parameter.grad.detach().cpu().contiguous() for name, parameter in state.parameters.items()
                if parameter.grad is not None and state.micro_steps}, target / _GRADIENTS)
     for rank, random_state in (state.random_states or {session.current().launcher.topology().rank: collect_random_state()}).items():
@@ -169,7 +173,7 @@ def _optimizer_values(
         name = names[id(parameter)]
         for key, value in entry.items():
             if isinstance(value, torch.Tensor):
-                exact = value.detach().cpu().contiguous()
+                exact = value if value.device.type == "meta" else value.detach().cpu().contiguous()
                 is_shared = exact.data_ptr() in seen  # safetensors refuses two names for one memory
                 tensors[f"{name}{SEPARATOR}{key}"] = exact.clone() if is_shared else exact
                 seen.add(exact.data_ptr())

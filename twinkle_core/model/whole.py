@@ -1,8 +1,9 @@
 """A model that is spread over ranks, as one device would hold it: what checkpoints are made of.
 
-`gather` collects parameters and optimizer state on the CPU of one rank, under the same names and in the same classes, so that
-saving needs to know nothing about meshes. `outline` is the same without memory: what a checkpoint is held against before each rank
-takes its own part out of the files (`taking`). So a checkpoint is the same on every mesh, and any mesh can go on from it.
+`outline` is the whole model and its optimizer without memory, under the same names and in the same classes. A checkpoint is laid
+out by it, before the tensors are written one after the other (`streaming`), and held against it, before each rank takes its own
+part out of the files (`taking`): so saving needs to know nothing about meshes, a checkpoint is the same on every mesh, and any mesh
+can go on from it. `gather` is for what needs all weights at once.
 """
 
 from collections.abc import Mapping
@@ -56,11 +57,9 @@ def gather(model: "TransformersModel", state: AdapterState) -> WholeModel: ...
 @overload
 def gather(model: "TransformersModel", state: AdapterState, *, keep: bool) -> WholeModel | None: ...
 def gather(model: "TransformersModel", state: AdapterState, *, keep: bool = True) -> WholeModel | None:
-    """Collect a model and one of its states on every rank that says `keep`; every rank must call it. The others get None."""
+    """Collect a model's weights on every rank that says `keep`; every rank must call it. The others get None."""
     placed = placed_of(state)
     weights = _gather_weights(model.module, placed, keep=keep)
-    groups = _gather_groups(state, placed)
-    moments = _gather_optimizer(state, placed, keep=keep)
     if not keep:
         return None
     module = _empty_module(model)
@@ -68,19 +67,23 @@ def gather(model: "TransformersModel", state: AdapterState, *, keep: bool = True
     _tie(module, weights)
     if placed.stages and is_tied(module):  # first and last stage each had it
         module.get_output_embeddings().weight = module.get_input_embeddings().weight
-    trained = {name: parameter for name, parameter in module.named_parameters() if name in groups}
-    chosen = replace(state, parameters=trained, placed=None, optimizer=_whole_optimizer(state, trained, groups, moments))
+    chosen = replace(state, parameters={}, placed=None, optimizer=None)
     return WholeModel(model.model_id, module, model.lora, model.precision, chosen)
 
 
-def outline(model: "TransformersModel", state: AdapterState) -> WholeModel:
-    """Return the whole model and one of its states without memory, the same on every rank; every rank must call it."""
+def outline(model: "TransformersModel", state: AdapterState, *, with_optimizer: bool = False) -> WholeModel:
+    """Return the whole model and one of its states without memory, the same on every rank; every rank must call it.
+
+    `with_optimizer`: with what the optimizer has of each parameter; else it is as new.
+    """
     placed = placed_of(state)
     module = _empty_module(model)
     _untie(module, model.module, placed)
+    _settle_dtypes(module, model.module, placed)
     groups = _gather_groups(state, placed)
     trained = {name: parameter for name, parameter in module.named_parameters() if name in groups}
-    chosen = replace(state, parameters=trained, placed=None, optimizer=_whole_optimizer(state, trained, groups, {}))
+    optimizer = _whole_optimizer(state, trained, groups, _outlined_moments(state, trained, placed) if with_optimizer else {})
+    chosen = replace(state, parameters=trained, placed=None, optimizer=optimizer)
     samples = _gather_samples(model.module, module, placed) if state.is_lora else None
     return WholeModel(model.model_id, module, model.lora, model.precision, chosen, samples)
 
@@ -98,6 +101,38 @@ def _untie(module: Any, live: Any, placed: Placed) -> None:
     if not placed.stages and is_tied(live) and head.weight is not live.get_input_embeddings().weight:
         own = module.get_output_embeddings()
         own.weight = torch.nn.Parameter(torch.empty_like(own.weight), own.weight.requires_grad)
+
+
+def _settle_dtypes(module: Any, live: Any, placed: Placed) -> None:
+    """Give the tensors of a hollow module the dtypes that the live ones have."""
+    own = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in live.state_dict().items()}
+    dtypes = placed.ranks.union_of_stages(own, keep=True)
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        tensor.data = tensor.data.to(getattr(torch, dtypes[name]))
+
+
+def _outlined_moments(
+    state: AdapterState, parameters: Mapping[str, torch.nn.Parameter], placed: Placed,
+) -> dict[str, dict[str, Any]]:
+    """Return parameter name -> its optimizer state; what has its parameter's shape is hollow."""
+    own: dict[str, Any] = {}
+    for name, parameter in state.parameters.items():
+        for key, value in (state.optimizer.state.get(parameter, {}) if state.optimizer else {}).items():
+            is_cut = isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape == parameter.shape
+            own[f"{name}{_SEPARATOR}{key}"] = _Cut(value.dtype) if is_cut else value
+    moments: dict[str, dict[str, Any]] = {}
+    for joined, value in placed.ranks.union_of_stages(own, keep=True).items():
+        name, _, key = joined.rpartition(_SEPARATOR)
+        hollow = torch.empty_like(parameters[name], dtype=value.dtype, device="meta") if isinstance(value, _Cut) else value
+        moments.setdefault(name, {})[key] = hollow
+    return moments
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Stands for a tensor that is cut as its parameter is."""
+
+    dtype: torch.dtype
 
 
 def _gather_samples(live: Any, module: Any, placed: Placed) -> dict[str, float]:
@@ -130,20 +165,6 @@ def _gather_groups(state: AdapterState, placed: Placed) -> dict[str, int]:
                for parameter in group["params"]}
     return placed.ranks.union_of_stages(
         {name: numbers.get(id(parameter), 0) for name, parameter in state.parameters.items()}, keep=True)
-
-
-def _gather_optimizer(state: AdapterState, placed: Placed, *, keep: bool) -> dict[str, dict[str, Any]]:
-    """Return parameter name -> its optimizer state."""
-    flat: dict[str, Any] = {}
-    for name, parameter in state.parameters.items():
-        for key, value in (state.optimizer.state.get(parameter, {}) if state.optimizer else {}).items():
-            is_cut = isinstance(value, torch.Tensor) and value.ndim > 0
-            flat[f"{name}{_SEPARATOR}{key}"] = whole_tensor(placed, name, value).to("cpu", copy=True) if is_cut else value
-    moments: dict[str, dict[str, Any]] = {}
-    for joined, value in placed.ranks.union_of_stages(flat, keep=keep).items():
-        name, _, key = joined.rpartition(_SEPARATOR)
-        moments.setdefault(name, {})[key] = value
-    return moments
 
 
 def _empty_module(model: "TransformersModel") -> Any:
