@@ -1,16 +1,20 @@
 """Every mesh up to 64 ranks: each rank in one place, groups that partition, and errors that print every factor."""
 
 import itertools
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twinkle_core.dataloader.order import slice_of
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, MeshError
 from twinkle_core.mesh import AXES, DeviceGroup, DeviceMesh
 
-SIZES = [sizes for sizes in itertools.product(range(1, 9), repeat=4) if sizes[0] * sizes[1] * sizes[2] * sizes[3] <= 64]
-MESHES = [DeviceMesh(pp=pp, dp=dp, fsdp=fsdp, tp=tp) for pp, dp, fsdp, tp in SIZES]
+WORLD = 64
+MESHES = [DeviceMesh(pp=pp, dp=dp, fsdp=fsdp, tp=tp) for pp in range(1, WORLD + 1) for dp in range(1, WORLD // pp + 1)
+          for fsdp in range(1, WORLD // (pp * dp) + 1) for tp in range(1, WORLD // (pp * dp * fsdp) + 1)]
+"""All of them."""
 meshes = st.sampled_from(MESHES)
 
 
@@ -19,6 +23,25 @@ def test_every_rank_of_every_mesh_stands_in_one_place() -> None:
         places = [tuple(mesh.coordinates(rank).values()) for rank in range(mesh.world_size)]
         assert len(set(places)) == mesh.world_size
         assert [mesh.rank(**mesh.coordinates(rank)) for rank in range(mesh.world_size)] == list(range(mesh.world_size))
+
+
+def test_every_slice_of_the_data_is_seen_by_one_column_of_ranks_in_order_on_every_mesh() -> None:
+    for mesh in MESHES:
+        slices = [mesh.data_rank(rank) for rank in range(mesh.world_size)]
+        assert Counter(slices) == dict.fromkeys(range(mesh.data_world_size), mesh.pp * mesh.tp)
+        for stage, part in itertools.product(range(mesh.pp), range(mesh.tp)):
+            replicas = mesh.group_of(mesh.rank(pp=stage, tp=part), "dp", "fsdp")
+            assert replicas == sorted(replicas)
+            assert [slices[rank] for rank in replicas] == list(range(mesh.data_world_size))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 64, 100])
+def test_the_slices_of_a_batch_are_disjoint_complete_and_in_order(rows: int) -> None:
+    batch = list(range(rows))
+    for size in range(1, WORLD + 1):
+        slices = [slice_of(batch, data_rank, size) for data_rank in range(size)]
+        assert [row for part in slices for row in part] == batch
+        assert max(map(len, slices)) - min(map(len, slices)) <= 1
 
 
 def test_pp_is_outermost_and_tp_innermost() -> None:
@@ -101,6 +124,12 @@ def test_vpp_needs_pp() -> None:
     ("fdsp=4", "Did you mean `fsdp`"),
     ("dp=2,dp=2", "`dp` stands twice.*Give each axis one size"),
     ("", "not of the form axis=size"),
+    ("dp=2;tp=2", "not of the form axis=size, as in `fsdp=4,dp=2`"),
+    ("dp=-2", "not of the form axis=size"),
+    ("dp=0", "`dp_size=0` is not a size. Use an integer >= 1"),
+    ("dp=²", "not of the form axis=size"),
+    ("vpp=2", "needs `pp_size` > 1"),
+    ("cp=2", "is not built yet"),
 ])
 def test_a_mesh_that_cannot_be_read_says_why(text: str, advice: str) -> None:
     with pytest.raises(MeshError, match=advice):

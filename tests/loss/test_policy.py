@@ -276,6 +276,16 @@ def test_responses_bring_the_samplers_log_probabilities(options, build, batch):
     assert first == second != pytest.approx(on_policy)
 
 
+def test_a_rank_without_rows_takes_part_in_a_correction(build):
+    from twinkle_core.model.inputs import choose_loss
+
+    model = build()
+    model.set_loss("GRPOLoss", tis_cap=1.5)
+    loss, inputs = choose_loss(model.state(), {"advantages": []}, [], training=True)
+    assert inputs == {"advantages": [], "sampler_logprobs": []}
+    assert isinstance(loss, GRPOLoss)
+
+
 def test_responses_of_which_some_lack_log_probabilities_are_refused(build, batch):
     mixed = [*responses_of(batch[:1], -1.0), *batch[1:]]
     with pytest.raises(DataError, match=r"inputs\[1\] has no `old_logprobs`, others have"):

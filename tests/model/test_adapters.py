@@ -138,6 +138,27 @@ def test_disable_lora_runs_the_base_model_and_training_goes_on_after_it(build, b
     assert model.clip_grad_and_step()
 
 
+def test_a_pass_of_the_base_model_counts_for_no_metric_of_the_adapter(build, batch):
+    model = build()
+    model.add_metric("Accuracy")
+    model.add_adapter_to_model("one", LORA)
+    model.forward_only(inputs=batch(9), disable_lora=True)
+    with pytest.raises(ModelError, match="nothing has run yet"):
+        model.calculate_metric(is_training=False)
+    model.forward_only(inputs=batch(12))
+    found = model.calculate_metric(is_training=False)
+    model.forward_only(inputs=batch(12))
+    model.forward_only(inputs=batch(9), disable_lora=True)
+    again = model.calculate_metric(is_training=False)
+    assert {**again, "tokens_per_s": 0} == {**found, "tokens_per_s": 0}
+    assert "accuracy" in found
+
+
+def test_a_model_trained_as_a_whole_is_not_its_own_reference(build, batch):
+    with pytest.raises(ModelError, match="has no adapter.*Load a second `TransformersModel` as the reference, or train a LoRA"):
+        build().forward_only(inputs=batch(9), disable_lora=True)
+
+
 def test_what_was_set_for_the_whole_model_is_where_an_adapter_starts_from(build, batch):
     model = build()
     model.set_loss(CrossEntropyLoss)

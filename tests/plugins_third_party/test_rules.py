@@ -331,7 +331,7 @@ def test_a_plugin_whose_entry_point_is_called_core_is_not_the_core(sandbox):
                 acme_losses=LOSS.format(name="AcmeLoss"))
     sandbox.environ["TWINKLE_DISABLE_PLUGINS"] = "acme-loss"
     error = last_line(sandbox.python("-c", RESOLVE, "losses", "AcmeLoss").stderr)
-    assert error.endswith("`SAPOLoss`. Disabled by TWINKLE_DISABLE_PLUGINS, and may bring it: `core`.")
+    assert error.endswith("`SimPOLoss`. Disabled by TWINKLE_DISABLE_PLUGINS, and may bring it: `core`.")
 
 
 def test_trackers_get_the_numbers_of_every_step(sandbox):

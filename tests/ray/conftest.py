@@ -20,7 +20,9 @@ def cluster() -> Iterator[str]:
     """The address of a cluster to which this process is connected; sessions in mode ray then use it."""
     import ray
 
-    ray.init(address="local", num_cpus=SLOTS, include_dashboard=False, logging_level=40, log_to_driver=False)
+    from twinkle_ray.cluster import start_local
+
+    start_local(SLOTS)
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 

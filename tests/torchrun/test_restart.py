@@ -1,5 +1,6 @@
 """A rank is killed, the script is run again, and training goes on from the newest complete checkpoint with the same numbers."""
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -42,18 +43,20 @@ def test_a_rank_killed_in_a_save_costs_only_the_steps_since_the_last_complete_ch
     assert numbers(second) == numbers(whole)[2:]
 
 
+PLACES = ["1@2@begin", "0@3@files", "0@4@manifest", "0@5@rename"]
+TIMES = [f"{rank}@{step}@{milliseconds}" for step, (rank, milliseconds) in enumerate(itertools.product((0, 1), (0, 15, 60)), 2)]
+
+
 @pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("deaths", [PLACES, TIMES], ids=["at a place", "at a time"])
 @pytest.mark.parametrize("mesh", ["dp=2", "fsdp=2", "tp=2", "pp=2"])
 def test_wherever_a_save_is_cut_short_the_checkpoint_before_it_is_whole_and_training_goes_on_from_it(
-    launch, tmp_path: Path, mesh: str,
+    launch, tmp_path: Path, mesh: str, deaths: list[str],
 ) -> None:
-    places = ["files", "manifest", "rename", "0", "5", "10", "20", "40", "80"]
-    deaths = [f"{rank}@{step}@{place}" for step, (place, rank) in enumerate(
-        [("begin", 1), *((place, 0) for place in places), *((place, 1) for place in places[3:])], start=2)]
     steps = len(deaths) + 3
     *starts, whole = run(launch, tmp_path, steps, deaths, "--mesh", mesh)
     expected = {step: (loss, norm) for step, loss, norm in numbers(whole)}
-    for start in starts:
-        for step, loss, norm in numbers(start):
-            assert (loss, norm) == expected[step]
+    assert [(loss, norm) for start in starts for _, loss, norm in numbers(start)] == [
+        expected[step] for start in starts for step, _, _ in numbers(start)]
     assert {line["step"] for start in starts for line in start} == set(range(1, steps + 1))

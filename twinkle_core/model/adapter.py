@@ -203,6 +203,15 @@ class AdapterState:
             metrics[:] = before
             raise
 
+    @contextlib.contextmanager
+    def not_counting(self) -> Iterator[None]:
+        """Let the added metrics see nothing of an evaluation: what is run says nothing about this state's parameters."""
+        metrics, self.eval_metrics = self.eval_metrics, []
+        try:
+            yield
+        finally:
+            self.eval_metrics = metrics
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "AdapterState":
         """Copy the gradients held too, which torch leaves out of a copied parameter, and forget the last `forward`."""
         made = copy.copy(self)

@@ -26,8 +26,8 @@ class TrainableModel(RemoteComponent):
         self, inputs: Sequence[Any], *, adapter_name: str = "", disable_lora: bool = False, top_logprobs: int = 0,
         **loss_inputs: Any,
     ) -> ModelOutput:
-        """Run the model without gradients, e.g. for evaluation. `disable_lora` runs the base model; `top_logprobs` asks for so many
-        of the likeliest tokens in each supervised place."""
+        """Run the model without gradients, e.g. for evaluation. `disable_lora` runs the base model, which counts for no metric;
+        `top_logprobs` asks for so many of the likeliest tokens in each supervised place."""
 
     @remote_function(dispatch="slice_dp", collect="flatten")
     @abstractmethod

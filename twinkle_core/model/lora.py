@@ -131,10 +131,11 @@ class LoraAdapters:
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
-        """Run the base model inside the block."""
+        """Run the base model inside the block. Raises: `ModelError` if there is no adapter, so that the model is its own base."""
         if self._tuner is None:
-            yield
-            return
+            raise ModelError("`disable_lora=True`: this model has no adapter, and trained as a whole it is not its own reference "
+                             "any more. Load a second `TransformersModel` as the reference, or train a LoRA "
+                             "(`add_adapter_to_model`).")
         self._tuner.disable_adapter_layers()
         try:
             yield

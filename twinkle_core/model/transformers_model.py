@@ -140,10 +140,12 @@ class TransformersModel(TrainableModel, WeightSource):
         check_flag("disable_lora", disable_lora)
         check_top_logprobs(top_logprobs, self.module.config, self.mesh)
         state = self.ready(adapter_name)
-        with state.evaluation.begun(), self.lora.disabled() if disable_lora else contextlib.nullcontext():
+        count = state.evaluation.begun() if not disable_lora else state.not_counting()
+        with count, self.lora.disabled() if disable_lora else contextlib.nullcontext():
             output, totals = self._run(
                 state, inputs, loss_inputs, lambda batch, result: None, is_training=False, top=top_logprobs)
-        state.evaluation.add(totals)
+        if not disable_lora:
+            state.evaluation.add(totals)
         return output
 
     def forward_backward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:

@@ -23,6 +23,7 @@ from twinkle_core.mesh import AUTO, DeviceGroup
 
 _RESOURCES = {"cpu": "CPU", "cuda": "GPU"}
 _WAIT_S = 7.0  # for what an earlier run is about to free
+_ATTEMPTS = 2  # Ray 2.60 gives its raylet 30 s to come up, which a busy machine may exceed
 _QUIET = 40  # ERROR of the `logging` module
 
 
@@ -67,11 +68,10 @@ def connect(address: str | None, groups: Sequence[DeviceGroup]) -> bool:
             raise ModeError(f"`address={address!r}`: this process is connected to the Ray cluster at `{present}` already. Leave "
                             "`address` out, or do not call `ray.init` in the script.")
         return False
-    settings.set_defaults({"RAY_USAGE_STATS_ENABLED": "0"})  # a training run is nobody's news
     said = address or settings.environ().get("RAY_ADDRESS")
     found = said or services.find_bootstrap_address(None)  # what the last `ray start` on this machine noted
     if said is None and (found is None or not _listens(found)):
-        _start_local(groups)
+        start_local(max(1, sum(group.world_size for group in groups if group.device_type in ("cpu", AUTO))))
     elif found is not None:
         _join(found)
     return True
@@ -88,13 +88,21 @@ def _join(address: str) -> None:
                         "cluster's, with the same versions of Ray and Python. To run elsewhere, use `--submit`.") from error
 
 
-def _start_local(groups: Sequence[DeviceGroup]) -> None:
-    slots = sum(group.world_size for group in groups if group.device_type in ("cpu", AUTO))
-    try:
-        ray.init(address="local", num_cpus=max(1, slots), include_dashboard=False, logging_level=_QUIET, log_to_driver=True)
-    except Exception as error:  # Ray raises bare `Exception` when its processes do not come up
-        raise ModeError(f"Ray could not be started on this machine: {first_line(error)} Its own logs are in /tmp/ray/"
-                        "session_latest/logs. If the machine was busy, try again.") from error
+def start_local(slots: int) -> None:
+    """Start a cluster on this machine with `slots` CPU slots and the GPUs there are, and join it. It ends with this process.
+
+    Raises: `ModeError` if it does not come up.
+    """
+    settings.set_defaults({"RAY_USAGE_STATS_ENABLED": "0"})  # a training run is nobody's news
+    for attempt in range(_ATTEMPTS):
+        try:
+            ray.init(address="local", num_cpus=slots, include_dashboard=False, logging_level=_QUIET, log_to_driver=True)
+            return
+        except Exception as error:  # Ray raises bare `Exception` when its processes do not come up
+            ray.shutdown()
+            if attempt == _ATTEMPTS - 1:
+                raise ModeError(f"Ray could not be started on this machine: {first_line(error)} Its own logs are in /tmp/ray/"
+                                "session_latest/logs. If the machine was busy, try again.") from error
 
 
 def nodes() -> list[Node]:
