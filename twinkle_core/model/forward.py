@@ -57,7 +57,7 @@ class ModuleRunner:
 
     def __init__(self, module: Any, precision: "Precision") -> None:
         self.module, self.precision = module, precision
-        self.root: torch.nn.Module = _Root(module, self)
+        self.root = _Root(module, self)
         self.placed: Placed | None = None
         self._head_is_linear: bool | None = None
         self._is_training: bool | None = None

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from twinkle_core import session
 from twinkle_core.errors import ModelError
 from twinkle_core.mesh import DeviceMesh
 from twinkle_core.model.family import block_classes
@@ -34,6 +35,11 @@ def load_for(mesh: DeviceMesh | None, model_id: str, **options: Any) -> tuple[An
     if mesh is None or all(getattr(mesh, axis) == 1 for axis in _CUTTING):
         return load_pretrained(model_id, **options), None
     return load_hollow(model_id, **options)
+
+
+def own_data_rank(mesh: DeviceMesh | None) -> int:
+    """Return which slice of the data this process sees, so that data ranks draw different dropout masks and others the same."""
+    return 0 if mesh is None or mesh.world_size == 1 else mesh.data_rank(session.current().launcher.topology().rank)
 
 
 class Placing:
