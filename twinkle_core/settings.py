@@ -95,8 +95,8 @@ def become_rank(place: ProcessRank, *, run_id: str, master_addr: str, master_por
 
     For launchers whose processes exist before they know their place. What the command line asked of the script is not for a rank.
     """
-    os.environ.pop(_LAUNCH, None)
     os.environ.update(others)
+    os.environ.pop(_LAUNCH, None)
     os.environ.update(
         TORCHELASTIC_RUN_ID=run_id, TORCHELASTIC_RESTART_COUNT=str(place.restart), RANK=str(place.rank),
         LOCAL_RANK=str(place.local_rank), WORLD_SIZE=str(place.world_size), MASTER_ADDR=master_addr, MASTER_PORT=str(master_port))

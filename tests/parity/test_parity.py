@@ -15,7 +15,7 @@ from suite.cases import BRIEF, Case, brief_cases, long_cases, short_cases
 from suite.comparison import differences, weaknesses
 from suite.misuse import fail_on, killed_in_save, refusal, refused_resume
 from suite.pool import Pool, RankFailedError
-from suite.training import ACCUMULATION, Outcome
+from suite.training import ACCUMULATION, Outcome, held_after_one_backward
 
 Run = Callable[[Case], list[Outcome]]
 Alone = Callable[[Case], Outcome]
@@ -77,6 +77,32 @@ def test_a_checkpoint_resumes_on_its_mesh_bit_for_bit_and_elsewhere_to_rounding(
     assert not differences([alone], replace(
         uninterrupted, steps=uninterrupted.steps[1:], logprobs=uninterrupted.logprobs[ACCUMULATION:], gradients=alone.gradients))
     assert not differences(run(replace(again, mesh=other)), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["dp=2", "tp=2"])
+def test_every_rank_goes_on_with_its_own_random_numbers(mesh: str, run: Run, one_device: Alone, tmp_path: Path) -> None:
+    case = Case(mesh=mesh, steps=3, family="qwen3", lora=True, dropout=0.3, save_after=1, folder=str(tmp_path))
+    whole = run(case)
+    assert differences(whole, one_device(replace(case, dropout=0.0)))
+    for rank, outcome in enumerate(run(replace(case, save_after=0, resume=True))):
+        assert outcome.steps == whole[rank].steps[1:]
+        assert all(np.array_equal(array, whole[rank].parameters[name]) for name, array in outcome.parameters.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["dp=2", "tp=2,dp=2"])
+def test_gradients_are_not_averaged_before_the_last_backward_pass_of_a_window(mesh: str, run_job: Any) -> None:
+    ranks = run_job(held_after_one_backward, Case(mesh=mesh, family="qwen3"))
+    first, other = ranks[0], ranks[-1]  # of two data ranks
+    assert first.keys() == other.keys()
+    assert not any(np.array_equal(array, other[name]) for name, array in first.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["fsdp=2", "fsdp=2,dp=2", "pp=2,fsdp=2"])
+def test_gradients_are_not_scattered_before_the_last_backward_pass_of_a_window(mesh: str, run_job: Any) -> None:
+    assert not any(run_job(held_after_one_backward, Case(mesh=mesh, family="qwen3")))
 
 
 @pytest.mark.slow

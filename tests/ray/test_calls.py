@@ -19,7 +19,8 @@ def test_rows_are_cut_among_the_ranks_and_come_back_in_order(start) -> None:
     assert rows.count() == 9
 
 
-def test_ranks_have_what_torchrun_would_have_given_them_before_torch_is_imported(start) -> None:
+def test_ranks_have_what_torchrun_would_have_given_them_before_torch_is_imported(start, monkeypatch) -> None:
+    monkeypatch.setenv("TWINKLE_LAUNCH", "{}")
     start(a=2, b=1)
     first, second = Rows(remote_group="a"), Rows(remote_group="b")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TWINKLE_LAUNCH")

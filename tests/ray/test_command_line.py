@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 TWINKLE = str(Path(sys.executable).with_name("twinkle"))
-RAY = str(Path(sys.executable).with_name("ray"))
 HERE = str(Path(__file__).parent)
 BEGIN = f"""
 import os, sys
@@ -86,21 +85,22 @@ def test_an_address_where_nothing_listens_is_an_error_within_seconds(tmp_path: P
 
 
 @pytest.mark.soak
-def test_a_submitted_script_runs_as_a_job_whose_output_and_status_come_back(tmp_path: Path) -> None:
-    folder = Path("/tmp") / f"twr{os.getpid()}"  # Ray's sockets need short names
-    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "RAY_USAGE_STATS_ENABLED": "0"}
-    environ.pop("RAY_ADDRESS", None)
-    subprocess.run([RAY, "start", "--head", "--port", "0", "--num-cpus", "4", "--dashboard-port", "28265", "--temp-dir",
-                    str(folder)], env=environ, check=True, capture_output=True, timeout=120)
+def test_a_submitted_script_runs_as_a_job_whose_output_and_status_come_back(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # jobs run the `python` that stands there
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    write(tmp_path, "rows = Rows()\nprint('sum', rows.double([3, 4]), sys.argv[1:], flush=True)\n"
+                    "if sys.argv[1] == 'fail':\n    rows.fail(ValueError('no luck'))\n")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": True, "dashboard_port": 0})
     try:
-        write(tmp_path, "rows = Rows()\nprint('sum', rows.double([3, 4]), sys.argv[1:], flush=True)\n"
-                        "if sys.argv[1] == 'fail':\n    rows.fail(ValueError('no luck'))\n")
         results = [subprocess.run(
-            [TWINKLE, "launch", "--mode", "ray", "--submit", "--address", "http://127.0.0.1:28265", "--nproc-per-node", "2",
-             "script.py", word], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=200)
-            for word in ("go", "fail")]
+            [TWINKLE, "launch", "--mode", "ray", "--submit", "--address", f"http://{cluster.webui_url}", "--nproc-per-node", "2",
+             "script.py", word], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200) for word in ("go", "fail")]
     finally:
-        subprocess.run([RAY, "stop", "--temp-dir", str(folder)], env=environ, check=False, capture_output=True, timeout=120)
+        cluster.shutdown()
     good, bad = results
     assert good.returncode == 0, good.stdout + good.stderr
     assert "sum [6, 8] ['go']" in good.stdout

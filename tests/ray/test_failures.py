@@ -48,7 +48,7 @@ def test_an_error_has_its_own_class_the_ranks_traceback_rank_host_and_the_line_o
 def test_after_an_error_of_all_ranks_the_group_goes_on(start) -> None:
     start(ranks=2)
     rows = Rows()
-    with pytest.raises(ValueError, match="once"):
+    with pytest.raises(ValueError, match="once\nIn `Rows.fail` on rank 0 of"):
         rows.fail(ValueError("once"))
     assert rows.double([1, 2]) == [2, 4]
 

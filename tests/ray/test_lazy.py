@@ -7,6 +7,7 @@ import pickle
 import pytest
 from ray_components import Rows
 
+from twinkle_core import session
 from twinkle_core.errors import ArgumentError
 from twinkle_core.mesh import DeviceMesh
 from twinkle_ray import group as group_module
@@ -107,3 +108,31 @@ def test_a_failed_argument_fails_the_call_that_it_is_passed_to_with_its_own_erro
     with pytest.raises(KeyError, match="source"):
         print(target.received(source.fail(KeyError("source"))))
     assert os.getpid() > 0
+
+
+def test_a_failure_is_cleared_on_every_rank_though_the_next_call_runs_on_the_first_only(start) -> None:
+    start(ranks=2, lazy_collect=True)
+    rows = Rows()
+    with pytest.raises(ValueError, match="both"):
+        print(rows.fail(ValueError("both")))
+    assert rows.make(2) == [0, 1]
+    assert rows.double([1, 2]) == [2, 4]
+
+
+def test_errors_come_in_the_order_of_the_calls(start) -> None:
+    start(ranks=1, lazy_collect=True)
+    rows = Rows()
+    rows.double([1])
+    first = rows.fail(ValueError("first"))
+    second = rows.fail(ValueError("second"))
+    with pytest.raises(ValueError, match="first"):
+        print(second)
+    with pytest.raises(ValueError, match="first"):
+        print(first)
+
+
+def test_the_end_of_a_session_waits_for_what_nobody_looked_at_and_raises_what_failed(start) -> None:
+    start(ranks=1, lazy_collect=True)
+    Rows().fail(ValueError("at the end"))
+    with pytest.raises(ValueError, match="at the end"):
+        session.stop()

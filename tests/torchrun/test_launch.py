@@ -140,7 +140,7 @@ def all_end(pids: list[int], within_s: float = 20) -> bool:
 
 
 STUCK = """
-child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+child = subprocess.Popen(['sleep', '600'])
 open(f'pids_{rank}.part', 'w').write(f'{os.getpid()} {child.pid}')
 os.replace(f'pids_{rank}.part', f'pids_{rank}')
 atexit.register(lambda: open(f'end_{rank}', 'w').close())

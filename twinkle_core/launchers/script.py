@@ -50,8 +50,12 @@ def run_script(
             code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, main.__dict__)
     except Exception as error:  # noqa: BLE001  the boundary to the user's code
+        sys.last_value = error
         on_error(error, f"script {script}")
         return 1
+    except BaseException as error:
+        sys.last_value = error
+        raise
     return 0
 
 

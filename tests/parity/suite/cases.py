@@ -24,6 +24,7 @@ class Case:
         layers: of the model.
         steps: of the optimizer.
         lora: train adapters instead of all weights.
+        dropout: of the adapters; other ranks draw other numbers.
         said: say an accumulation of 2, instead of calling `forward_backward` twice before a step.
         peek: ask for the norm between the two, which reduces gradients too early.
         checkpointing: compute activations again in the backward pass.
@@ -39,6 +40,7 @@ class Case:
     layers: int = 4
     steps: int = SHORT
     lora: bool = False
+    dropout: float = 0.0
     said: bool = True
     peek: bool = False
     checkpointing: bool = False

@@ -20,20 +20,18 @@ def build(family: str, layers: int, folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = MAKERS[family](layers)
-        spread(model)
+        _spread(model)
         model.save_pretrained(folder)
 
 
-def spread(module: torch.nn.Module) -> None:
-    """Make weights wide, in place: norms around one, LoRA's B not zero."""
+def _spread(module: torch.nn.Module) -> None:
+    """Make weights wide, in place, and those of norms differ."""
     generator = torch.Generator().manual_seed(11)
     for name, parameter in module.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "norm" in name:
             parameter.data += 0.1 * noise
-        elif "lora_B" in name:
-            parameter.data += 0.05 * noise
-        elif parameter.ndim > 1 and "lora" not in name:
+        elif parameter.ndim > 1:
             parameter.data *= 1.5
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import Schedule1F1B
 
-from twinkle_core.model import transformers_model
+from twinkle_core.model.placing import Placing
 from twinkle_core.parallel import pipeline, tensor
 from twinkle_core.parallel.placed import Placed
 
@@ -96,20 +96,20 @@ def uncut_layer_types() -> Any:
         kept.num_hidden_layers = len(layers)
         return kept
 
-    return _replaced(pipeline, "_config_of", keep_lists)
+    return _replaced(pipeline, "config_of_layers", keep_lists)
 
 
 def garbage_in_buffers() -> Any:
     """Buffers that no file holds are left as they come out of memory after `to_empty`."""
-    load = transformers_model.load_pretrained
+    place = Placing.place
 
-    def load_with_garbage(*args: Any, **options: Any) -> Any:
-        module: Any = load(*args, **options)
-        frequencies = module.base_model.rotary_emb.inv_freq
+    def place_with_garbage(*args: Any, **options: Any) -> Placed:
+        placed = place(*args, **options)
+        frequencies = placed.module.base_model.rotary_emb.inv_freq
         frequencies.copy_(torch.rand(frequencies.shape, generator=torch.Generator().manual_seed(5)))
-        return module
+        return placed
 
-    return _replaced(transformers_model, "load_pretrained", load_with_garbage)
+    return _replaced(Placing, "place", place_with_garbage)
 
 
 FAULTS: dict[str, Callable[[], Any]] = {made.__name__: made for made in (

@@ -5,6 +5,7 @@ own, with the environment that torchrun would give it, and answers. All end when
 happens when whoever holds it is killed.
 """
 
+import contextlib
 import gc
 import importlib
 import os
@@ -41,7 +42,10 @@ def main() -> None:
             os._exit(0)
     for number in sockets:
         os.close(number)
-    _end_with(lifeline)
+    os.read(lifeline, 1)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 def _end_with(lifeline: int) -> None:

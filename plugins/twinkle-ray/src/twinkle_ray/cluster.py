@@ -73,19 +73,21 @@ def connect(address: str | None, groups: Sequence[DeviceGroup]) -> bool:
     if said is None and (found is None or not _listens(found)):
         start_local(max(1, sum(group.world_size for group in groups if group.device_type in ("cpu", AUTO))))
     elif found is not None:
-        _join(found)
+        _join(said, found)
     return True
 
 
-def _join(address: str) -> None:
+def _join(said: str | None, address: str) -> None:
+    """Join the cluster at `address`. Ray itself is given what was said only: it uses this machine's token for one that it finds."""
     if not _listens(address):
         raise ModeError(f"No Ray cluster answers at `{address}`. Start one there with `ray start --head`, or say the HOST:PORT "
                         "that it printed with `--address`.")
     try:
-        ray.init(address=address, logging_level=_QUIET, log_to_driver=True)
+        ray.init(address=said, logging_level=_QUIET, log_to_driver=True)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise ModeError(f"The Ray cluster at `{address}` cannot be joined: {first_line(error)} This machine must be one of the "
-                        "cluster's, with the same versions of Ray and Python. To run elsewhere, use `--submit`.") from error
+                        "cluster's, with the same versions of Ray and Python; if the cluster wants a token, set "
+                        "RAY_AUTH_MODE=token. To run elsewhere, use `--submit`.") from error
 
 
 def start_local(slots: int) -> None:
@@ -155,16 +157,17 @@ def place(
 
     Raises: `MeshError` within 10 s if the groups do not fit: what is asked, what there is, which group to shrink.
     """
+    empty = [Node(id=node.id, address=node.address, total=node.total, free=dict(node.total)) for node in nodes()]
+    _assign_or_explain(groups, empty, nproc_per_node)
     deadline = time.monotonic() + _WAIT_S
     while True:
-        machines = nodes()
         try:
-            placed = assign(groups, machines, nproc_per_node=nproc_per_node)
+            placed = assign(groups, nodes(), nproc_per_node=nproc_per_node)
             break
-        except ShortageError as shortage:
-            empty = [Node(id=node.id, address=node.address, total=node.total, free=dict(node.total)) for node in nodes()]
-            if time.monotonic() > deadline or not _fits(groups, empty, nproc_per_node):
-                raise MeshError(_explain(shortage, groups, nproc_per_node)) from None
+        except ShortageError:
+            if time.monotonic() > deadline:
+                placed = _assign_or_explain(groups, nodes(), nproc_per_node)
+                break
             time.sleep(0.2)
     made: dict[str, tuple[PlacementGroup, list[str]]] = {}
     try:
@@ -200,12 +203,11 @@ def check_ranks(groups: Sequence[DeviceGroup]) -> None:
             owners[rank] = group.name
 
 
-def _fits(groups: Sequence[DeviceGroup], machines: Sequence[Node], nproc_per_node: int | None) -> bool:
+def _assign_or_explain(groups: Sequence[DeviceGroup], machines: Sequence[Node], nproc_per_node: int | None) -> dict[str, list[str]]:
     try:
-        assign(groups, machines, nproc_per_node=nproc_per_node)
-    except ShortageError:
-        return False
-    return True
+        return assign(groups, machines, nproc_per_node=nproc_per_node)
+    except ShortageError as shortage:
+        raise MeshError(_explain(shortage, groups, nproc_per_node)) from None
 
 
 def _explain(shortage: ShortageError, groups: Sequence[DeviceGroup], nproc_per_node: int | None) -> str:

@@ -7,7 +7,7 @@ and joined by is left to `dispatch` and `collect` of the core.
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import RayActorError, RayError
@@ -34,15 +34,19 @@ class ActorGroup:
         actors: one a rank.
         places: what `Rank.where` returned for each.
         failure: why the group was stopped, or None.
+        told: failures of any group that the script was told of; all groups of a run share it.
     """
 
-    def __init__(self, group: DeviceGroup, actors: Sequence[Any], places: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, group: DeviceGroup, actors: Sequence[Any], places: Sequence[Mapping[str, Any]], *, told: set[Failure] | None = None,
+    ) -> None:
         self.group = group
         self.actors = list(actors)
         self.places = list(places)
         self.failure: Failure | None = None
+        self.told = set[Failure]() if told is None else told
         self._unseen: list[Pending] = []
-        self._clears = False
+        self._uncleared: set[int] = set()  # ranks that do not know yet that their failure was seen
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorGroup, (self.group, self.actors, self.places)
@@ -66,9 +70,10 @@ class ActorGroup:
         answers: dict[int, Any] = {}
         for rank, call in calls.items():
             own = Request(component=request.component, method=request.method, wants_value=rank in wanted,
-                          data_states=request.data_states if rank == 0 else None, is_lazy=request.is_lazy, clears=self._clears)
+                          data_states=request.data_states if rank == 0 else None, is_lazy=request.is_lazy,
+                          clears=rank in self._uncleared)
             answers[rank] = self.actors[rank].call.remote(own, shared.get(id(call), call))
-        self._clears = False
+        self._uncleared -= calls.keys()
         pending = Pending(self, answers, site=site, what=what)
         if request.is_lazy:
             self._unseen.append(pending)
@@ -80,11 +85,23 @@ class ActorGroup:
             raise ModeError(f"Group `{self.name}` was stopped after a failure: {self.failure.text}\nIn {self.failure.where}. Start "
                             "the run again, by hand or with `--max-restarts`.")
         while self._unseen and (len(self._unseen) >= MOST_PENDING or self._unseen[0].is_done()):
-            self._unseen.pop(0).wait()
+            self._unseen.pop(0).check()
+
+    def settle_before(self, pending: "Pending") -> None:
+        """Wait for the calls that were made before `pending` and that nobody has waited for: errors come in order."""
+        while self._unseen and self._unseen[0] is not pending:
+            self._unseen.pop(0).check()
+        if self._unseen:
+            self._unseen.pop(0)
+
+    def finish(self) -> None:
+        """Wait for every call. Raises: what failed unseen."""
+        while self._unseen:
+            self._unseen.pop(0).check()
 
     def seen(self, failure: Failure, *, stuck: bool) -> None:
         """Note that the script is about to be told of a failure; stop the ranks if some of them never answered."""
-        self._unseen, self._clears = [], True
+        self._unseen, self._uncleared = [], set(range(len(self.actors)))
         if stuck or failure.is_death:
             self.failure = failure
             self.kill()
@@ -128,10 +145,17 @@ class Pending:
     def wait(self) -> dict[int, Notes]:
         """Wait for every rank and return the notes. Raises: what failed first on a rank."""
         if self._outcome is None:
-            self._outcome = self._settle()
-        if isinstance(self._outcome, Failure):
-            self._outcome.throw(self._site)
-        return self._outcome
+            self._group.settle_before(self)
+        outcome = self._settled()
+        if isinstance(outcome, Failure):
+            self._tell(outcome)
+        return outcome
+
+    def check(self) -> None:
+        """Wait for every rank. Raises: what failed first, unless the script was told of it already, through another call."""
+        outcome = self._settled()
+        if isinstance(outcome, Failure) and outcome not in self._group.told:
+            self._tell(outcome)
 
     def fetch(self, ranks: Sequence[int]) -> list[Any]:
         """Return the values of some ranks."""
@@ -139,11 +163,20 @@ class Pending:
         try:
             return ray.get([self.values[rank] for rank in ranks])
         except RayError as error:
-            self._group.death_of(ranks[0], error, what=self._what).throw(self._site)
+            self._tell(self._group.death_of(ranks[0], error, what=self._what))
+
+    def _tell(self, failure: Failure) -> NoReturn:
+        self._group.told.add(failure)
+        failure.throw(self._site)
+
+    def _settled(self) -> dict[int, Notes] | Failure:
+        if self._outcome is None:
+            self._outcome = self._settle()
+        return self._outcome
 
     def _settle(self) -> dict[int, Notes] | Failure:
         notes: dict[int, Notes] = {}
-        failures: list[Failure] = []
+        failures: dict[int, Failure] = {}
         waiting = {ref: rank for rank, ref in self._notes.items()}
         deadline = None
         while waiting:
@@ -158,12 +191,13 @@ class Pending:
             except RayError as error:
                 failure = self._group.death_of(rank, error, what=self._what)
             if failure is not None:
-                failures.append(failure)
+                failures[rank] = failure
                 deadline = deadline or time.monotonic() + GRACE_S
         if not failures:
             _report(notes)
             return notes
-        first = min(failures, key=lambda failure: (not failure.is_death, failure.time))  # the others miss the one that died
+        first = min(failures.values(), key=lambda failure: (not failure.is_death, failure.time))  # the others miss one that died
+        first = next(failures[rank] for rank in sorted(failures) if failures[rank].text == first.text)
         self._group.seen(first, stuck=bool(waiting))
         return first
 

@@ -151,12 +151,17 @@ class RayLauncher(Launcher):
 
         if not ray.is_initialized():
             return
-        for ranks in self._groups.values():
-            ranks.stop(timeout_s=5)
-        cluster.release(self._reserved)
-        self._groups, self._reserved = {}, []
-        if self._is_connected:
-            ray.shutdown()
+        try:
+            if getattr(sys, "last_value", None) is None:  # no error ends the script, so what it has asked for is done
+                for ranks in self._groups.values():
+                    ranks.finish()
+        finally:
+            for ranks in self._groups.values():
+                ranks.stop(timeout_s=5)
+            cluster.release(self._reserved)
+            self._groups, self._reserved = {}, []
+            if self._is_connected:
+                ray.shutdown()
 
     def _start_groups(self, groups: list[DeviceGroup]) -> None:
         import ray
@@ -169,6 +174,7 @@ class RayLauncher(Launcher):
 
         placed = cluster.place(groups, nproc_per_node=self.nproc_per_node)
         self._reserved = [reserved for reserved, _ in placed.values()]
+        told: set[Any] = set()
         for group in groups:
             reserved, _ = placed[group.name]
             needs = cluster.resources(group)
@@ -179,7 +185,7 @@ class RayLauncher(Launcher):
                     scheduling_strategy=PlacementGroupSchedulingStrategy(reserved, placement_group_bundle_index=rank),
                 ).remote(f"{group.name} rank {rank}")
                 for rank in range(group.world_size)]
-            self._groups[group.name] = ActorGroup(group, actors, [])
+            self._groups[group.name] = ActorGroup(group, actors, [], told=told)
         try:
             for ranks in self._groups.values():
                 ranks.places = ray.get([actor.where.remote() for actor in ranks.actors])
@@ -198,7 +204,8 @@ class RayLauncher(Launcher):
         run_id = uuid.uuid4().hex
         started = []
         for rank, (actor, place) in enumerate(zip(ranks.actors, ranks.places, strict=True)):
-            local_rank = sum(other["node"] == place["node"] for other in ranks.places[:rank])
+            # Ray shows a rank its own devices only, and torch takes LOCAL_RANK as the number of a device that it sees.
+            local_rank = 0 if place["devices"] else sum(other["node"] == place["node"] for other in ranks.places[:rank])
             started.append(actor.start.remote(RankSetup(
                 group=ranks.name, place=ProcessRank(rank, local_rank, len(ranks.actors)), run_id=run_id,
                 master=(ranks.places[0]["address"], port), device_type=ranks.group.device_type, mesh=self._mesh_of(ranks.group),

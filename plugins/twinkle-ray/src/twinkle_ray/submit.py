@@ -8,13 +8,18 @@ import asyncio
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from twinkle_core.errors import ArgumentError, ModeError, first_line
 from twinkle_core.settings import LaunchRequest
+
+_YOUNG_S = 60
 
 
 def submit(script: str, argv: Sequence[str], request: LaunchRequest, *, address: str | None, restarts: int) -> int:
@@ -32,8 +37,10 @@ def submit(script: str, argv: Sequence[str], request: LaunchRequest, *, address:
     words = ["python", "-m", "twinkle_ray.attempt", str(restarts), str(path.relative_to(folder)), *argv]
     try:
         client = JobSubmissionClient(address)
-        job = client.submit_job(
-            entrypoint=shlex.join(words), runtime_env={"working_dir": str(folder), "env_vars": request.to_environ()})
+        job = _send(client, shlex.join(words), {"working_dir": str(folder), "env_vars": request.to_environ()})
+    except AuthenticationError as error:
+        raise ModeError(f"The cluster at `{address}` wants a token: {first_line(error)} Set RAY_AUTH_MODE=token, and put its token "
+                        "into `~/.ray/auth_token`.") from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ModeError(f"No Ray cluster takes jobs at `{address or 'the default address'}`: {first_line(error)} Say where its "
                         "dashboard is: `--address http://HOST:8265`. Its head needs `ray[default]`.") from error
@@ -48,6 +55,18 @@ def submit(script: str, argv: Sequence[str], request: LaunchRequest, *, address:
         return 0
     print(f"Job {job} ended as {status}: {client.get_job_info(job).message}", file=sys.stderr)
     return 1
+
+
+def _send(client: JobSubmissionClient, command: str, environment: dict[str, Any]) -> str:
+    """Return the number of the job. A cluster that has just started takes none yet, and is asked again for a while."""
+    deadline = time.monotonic() + _YOUNG_S
+    while True:
+        try:
+            return client.submit_job(entrypoint=command, runtime_env=environment)
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(1)
 
 
 async def _show(client: JobSubmissionClient, job: str) -> None:
