@@ -58,6 +58,61 @@ class _Recipe:
                 and all(isinstance(other, Concatenate) and other.dim > 0 for other in others))
 
 
+class TensorFiles:
+    """Safetensors files, mapped into memory.
+
+    Attributes:
+        names: of all tensors.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._opened: dict[Path, Any] = {}
+        self._places = {name: path for path in files for name in self._file(path).keys()}  # noqa: SIM118
+        self.names = self._places.keys()
+
+    def close(self) -> None:
+        """Let go of the files; they are opened again when they are needed."""
+        self._opened.clear()
+
+    def hollow(self, name: str) -> torch.Tensor:
+        """Return a tensor's shape and dtype, without memory."""
+        part = self._slice(name)
+        return torch.empty(part.get_shape(), dtype=str_to_torch_dtype[part.get_dtype()], device="meta")
+
+    def whole(self, name: str, through: torch.dtype | None = None) -> torch.Tensor:
+        """Return a tensor, in another dtype if one is said; else it lies in the file."""
+        tensor = self._file(self._places[name]).get_tensor(name)
+        return tensor if through is None else tensor.to(through)
+
+    def copy(self, name: str, start: Sequence[int], into: torch.Tensor, *, through: torch.dtype | None = None) -> None:
+        """Copy the part of a tensor that begins at `start`, one number a dim, and has the shape of `into`."""
+        if not into.ndim:
+            into.copy_(self.whole(name, through))
+            return
+        part, inner = self._slice(name), _region(start[1:], into.shape[1:])
+        for begin, end in _pieces(into.shape, into.element_size()):
+            piece = part[(slice(start[0] + begin, start[0] + end), *inner)]
+            into[begin:end].copy_(piece if through is None else piece.to(through))
+
+    def are_equal(self, one: str, other: str) -> bool:
+        """Return whether two tensors have the same values."""
+        slices = self._slice(one), self._slice(other)
+        shape = slices[0].get_shape()
+        return shape == slices[1].get_shape() and all(
+            torch.equal(*(part[begin:end] for part in slices)) for begin, end in _pieces(shape, 8))
+
+    def _slice(self, name: str) -> Any:
+        return self._file(self._places[name]).get_slice(name)
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._opened:
+            try:
+                self._opened[path] = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"`{path}` cannot be read: {error}. The file is damaged: fetch or save it again.") from error
+        return self._opened[path]
+
+
 class FileWeights:
     """The weights of one model in its files.
 
@@ -71,9 +126,7 @@ class FileWeights:
     """
 
     def __init__(self, module: Any, files: Iterable[Path], conversions: Sequence[WeightTransform]) -> None:
-        self._module = module
-        self._opened: dict[Path, Any] = {}
-        self._places = {name: path for path in files for name in self._file(path).keys()}  # noqa: SIM118
+        self._module, self._files = module, TensorFiles(files)
         self._recipes: dict[str, _Recipe] = {}
         self.info = LoadStateDictInfo(missing_keys=set(module.state_dict()), unexpected_keys=set(), mismatched_keys=set(),
                                       error_msgs=[], conversion_errors={}, skipped_pp_keys=set())
@@ -85,7 +138,7 @@ class FileWeights:
 
     def close(self) -> None:
         """Let go of the files; they are opened again when they are needed."""
-        self._opened.clear()
+        self._files.close()
 
     def call_alike(self, groups: Iterable[Sequence[str]]) -> None:
         """Find each parameter under all names of its group: tied ones are in the files once."""
@@ -102,13 +155,8 @@ class FileWeights:
     def are_equal(self, one: str, other: str) -> bool:
         """Return whether two parameters that the files hold as they are have the same values."""
         recipes = self._recipes[one], self._recipes[other]
-        if any(recipe.conversion is not None for recipe in recipes):
-            return False
-        slices = [self._slice(recipe.sources[0][1]) for recipe in recipes]
-        shape = slices[0].get_shape()
-        if shape != slices[1].get_shape():
-            return False
-        return all(torch.equal(*(part[begin:end] for part in slices)) for begin, end in _pieces(shape, 8))
+        return all(recipe.conversion is None for recipe in recipes) and self._files.are_equal(
+            *(recipe.sources[0][1] for recipe in recipes))
 
     def copy(self, name: str, start: Sequence[int], into: torch.Tensor, *, through: torch.dtype | None = None) -> None:
         """Copy the part of a parameter that begins at `start`, one number a dim, and has the shape of `into`.
@@ -118,14 +166,14 @@ class FileWeights:
         recipe = self._recipes[name]
         with torch.no_grad():
             if recipe.conversion is None:
-                self._copy_slice(recipe.sources[0][1], start, into, through)
+                self._files.copy(recipe.sources[0][1], start, into, through=through)
             elif recipe.is_stack:
                 for row in range(into.shape[0]):
-                    made = self._convert(recipe, [(pattern, self._whole(source, through))
+                    made = self._convert(recipe, [(pattern, self._files.whole(source, through))
                                                   for pattern, source in self._row(recipe, start[0] + row)])
                     into[row].copy_(made[name][0][_region(start[1:], into.shape[1:])])
             else:
-                made = self._convert(recipe, [(pattern, self._whole(source, through)) for pattern, source in recipe.sources])
+                made = self._convert(recipe, [(pattern, self._files.whole(source, through)) for pattern, source in recipe.sources])
                 into.copy_(made[name][_region(start, into.shape)])
 
     def _find(self, conversions: Sequence[WeightTransform]) -> list[_Recipe]:
@@ -135,7 +183,7 @@ class FileWeights:
         by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
         expected, prefix = self._module.state_dict(), self._module.base_model_prefix
         found: dict[str, _Recipe] = {}
-        for source in sorted(self._places, key=dot_natural_key):
+        for source in sorted(self._files.names, key=dot_natural_key):
             name, pattern = rename_source_key(source, renamings, converters, prefix, expected)
             if name not in expected and source in expected:
                 name, pattern = rename_source_key(source, [], [], prefix, expected)
@@ -151,10 +199,11 @@ class FileWeights:
     def _note(self, recipe: _Recipe) -> None:
         """Find out on hollow tensors which parameters a recipe makes, and hold their shapes against the module's."""
         if recipe.conversion is None:
-            made = {recipe.name: self._hollow(recipe.sources[0][1])}
+            made = {recipe.name: self._files.hollow(recipe.sources[0][1])}
         else:
             try:
-                made = self._convert(recipe, [(pattern, self._hollow(source)) for pattern, source in recipe.sources], self.info)
+                made = self._convert(
+                    recipe, [(pattern, self._files.hollow(source)) for pattern, source in recipe.sources], self.info)
             except SkipParameters:  # transformers has noted the error, and will report it
                 return
         expected = self._module.state_dict()
@@ -184,35 +233,6 @@ class FileWeights:
             by_pattern.setdefault(pattern, []).append(source)
         return [(pattern, sources[row]) for pattern, sources in by_pattern.items()]
 
-    def _copy_slice(self, source: str, start: Sequence[int], into: torch.Tensor, through: torch.dtype | None) -> None:
-        if not into.ndim:
-            into.copy_(self._whole(source, through))
-            return
-        part = self._slice(source)
-        inner = _region(start[1:], into.shape[1:])
-        for begin, end in _pieces(into.shape, into.element_size()):
-            piece = part[(slice(start[0] + begin, start[0] + end), *inner)]
-            into[begin:end].copy_(piece if through is None else piece.to(through))
-
-    def _whole(self, source: str, through: torch.dtype | None) -> torch.Tensor:
-        tensor = self._file(self._places[source]).get_tensor(source)
-        return tensor if through is None else tensor.to(through)
-
-    def _hollow(self, source: str) -> torch.Tensor:
-        part = self._slice(source)
-        return torch.empty(part.get_shape(), dtype=str_to_torch_dtype[part.get_dtype()], device="meta")
-
-    def _slice(self, source: str) -> Any:
-        return self._file(self._places[source]).get_slice(source)
-
-    def _file(self, path: Path) -> Any:
-        if path not in self._opened:
-            try:
-                self._opened[path] = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"`{path}` cannot be read: {error}. The file is damaged: fetch or save it again.") from error
-        return self._opened[path]
-
 
 def _region(start: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(begin, begin + size) for begin, size in zip(start, shape, strict=True))
@@ -222,3 +242,11 @@ def _pieces(shape: Sequence[int], element_bytes: int) -> list[tuple[int, int]]:
     """Return (begin, end) along dim 0 of pieces of at most `CHUNK_BYTES`, or of one row."""
     rows = max(1, CHUNK_BYTES // max(1, element_bytes * math.prod(shape[1:])))
     return [(begin, min(begin + rows, shape[0])) for begin in range(0, shape[0], rows)]
+
+
+def names_of_one(module: Any) -> list[list[str]]:
+    """Return the names of each parameter and buffer: several where it is tied."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    return list(names.values())

@@ -4,7 +4,6 @@ transformers builds and checks it as for any load (`from_pretrained`), but for t
 are in no file (rotary frequencies) are computed here, as on one device. Filling it is left to `placing`.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import transformers
 from transformers.utils import logging
 
 from twinkle_core import session
-from twinkle_core.model.file_weights import FileWeights
+from twinkle_core.model.file_weights import FileWeights, names_of_one
 from twinkle_core.model.loading import build
 from twinkle_core.warning import warn
 
@@ -90,7 +89,7 @@ class _Hollow:
         super().tie_weights(*args, **kwargs)  # type: ignore[misc]
         weights = vars(self).get("_file_weights")
         if weights is not None:
-            weights.call_alike(_names_of_one(self))
+            weights.call_alike(names_of_one(self))
 
 
 def _hollow_auto_class() -> Any:
@@ -154,14 +153,6 @@ def _check_ties(model: Any, weights: FileWeights) -> None:
             logging.get_logger("transformers.modeling_utils").warning(
                 f"`{target}` is tied to `{source}` by the configuration, but the files hold different values for them: they are "
                 "not tied.")
-
-
-def _names_of_one(module: Any) -> Iterator[list[str]]:
-    """Yield the names of each parameter."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        names.setdefault(id(tensor), []).append(name)
-    yield from names.values()
 
 
 def _move_what_is_real(module: torch.nn.Module, device: str) -> None:

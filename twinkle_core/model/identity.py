@@ -46,10 +46,15 @@ def read_adapter(folder: Path) -> dict[str, Any]:
     return describe_adapter(_read_json(folder / ADAPTER_CONFIG))
 
 
+def sampled_names(weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of the matrices of which a sample is taken, up to 32."""
+    matrices = sorted(name for name, tensor in weights.items() if tensor.ndim > 1 and tensor.is_floating_point())
+    return matrices[::max(1, len(matrices) // _SAMPLES)][:_SAMPLES]
+
+
 def sample_weights(weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """Return the middle element of up to 32 of the matrices, by name: what tells one model from another of the same sizes."""
-    matrices = sorted(name for name, tensor in weights.items() if tensor.ndim > 1 and tensor.is_floating_point())
-    chosen = matrices[::max(1, len(matrices) // _SAMPLES)][:_SAMPLES]
+    chosen = sampled_names(weights)
     if not chosen:
         return {}
     middle = [weights[name].detach().reshape(-1)[weights[name].numel() // 2].float() for name in chosen]

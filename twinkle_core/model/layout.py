@@ -5,21 +5,25 @@ Weights get the names and shapes of the checkpoint that the model was loaded fro
 reads the result. What a checkpoint is for, and when it is written, is left to `saving`.
 """
 
+import contextlib
 import copy
+import itertools
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 
+from twinkle_core.checkpoint.tensor_file import Stream, TensorFileWriter, write_tensors
 from twinkle_core.errors import CheckpointError
+from twinkle_core.model.file_weights import FileWeights, names_of_one
 from twinkle_core.model.merging import name_in_files, tied_names
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -30,6 +34,7 @@ _COPIED = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "ad
            "*.tiktoken", "*processor_config.json", "preprocessor_config.json", "generation_config.json", "*.py", "LICENSE*")
 """Files of a source checkpoint that are neither weights nor the config: tokenizer, template, processors, code, licence."""
 
+_METADATA = {"format": "pt"}
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -47,7 +52,10 @@ def file_shapes(module: PreTrainedModel, weights: Mapping[str, torch.Tensor]) ->
     return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(module, hollow).items()}
 
 
-def write_model(folder: Path, module: PreTrainedModel, weights: Mapping[str, torch.Tensor], *, source: Path | None) -> None:
+def write_model(
+    folder: Path, module: PreTrainedModel, weights: Mapping[str, torch.Tensor], *, source: Path | None,
+    stream: Stream | None = None,
+) -> None:
     """Write weights, config, tokenizer files and what the source checkpoint has beyond the model.
 
     Args:
@@ -55,14 +63,19 @@ def write_model(folder: Path, module: PreTrainedModel, weights: Mapping[str, tor
         module: whose config is written.
         weights: as `plain_weights` returns them.
         source: folder that the model was loaded from, if any.
+        stream: (name, tensor) of the weights where `weights` are hollow.
     """
     tensors = file_weights(module, weights)
     dtype = max((tensor for tensor in tensors.values() if tensor.is_floating_point()), key=torch.Tensor.numel).dtype
     taken = revert_weight_conversion(module, {name: tensor.detach().to("meta") for name, tensor in weights.items()})
     tensors.update(_beyond(source, set(taken)))
     shards = _shards(tensors)
-    for file_name, names in shards.items():
-        save_file({name: tensors[name].cpu().contiguous() for name in names}, folder / file_name, metadata={"format": "pt"})
+    files = {folder / file_name: {name: tensors[name] for name in names} for file_name, names in shards.items()}
+    if stream is None:
+        for path, held in files.items():
+            write_tensors(path, held, metadata=_METADATA)
+    else:
+        _write_streamed(files, module, weights, stream)
     if len(shards) > 1:
         index = {"metadata": {"total_size": size_bytes(tensors)},
                  "weight_map": {name: file_name for file_name, names in shards.items() for name in names}}
@@ -80,16 +93,29 @@ def adapter_weights(module: torch.nn.Module, name: str) -> dict[str, torch.Tenso
     return {key if key.startswith(_PEFT_PREFIX) else _PEFT_PREFIX + key: tensor for key, tensor in state.items()}
 
 
+def adapter_names(module: torch.nn.Module, name: str) -> dict[str, str]:
+    """Return file name -> name in the module of the tensors of an adapter."""
+    held = module.state_dict(keep_vars=True)
+    names = {id(tensor): own for own, tensor in held.items()}
+    state = get_peft_model_state_dict(module, state_dict=held, adapter_name=name, save_embedding_layers=False)
+    return {key if key.startswith(_PEFT_PREFIX) else _PEFT_PREFIX + key: names[id(tensor)] for key, tensor in state.items()}
+
+
 def adapter_file_name(name: str, adapter: str) -> str:
     """Return the name in peft's files of an adapter's parameter that is called `name` in the module."""
-    plain = name_in_files(name).replace(f".{adapter}.", ".").removesuffix(f".{adapter}")
+    is_copy = "modules_to_save" in name.split(".")  # of a layer of the model, which is called like it; LoRA's own keep their place
+    plain = name_in_files(name) if is_copy else name.replace(f".{adapter}.", ".").removesuffix(f".{adapter}")
     return _PEFT_PREFIX + (plain.removesuffix(".weight") if "lora_magnitude_vector" in plain else plain)
 
 
-def write_adapter(folder: Path, module: torch.nn.Module, name: str, config: Any, *, base: str, source: Path | None) -> None:
-    """Write an adapter's weights, its config and the tokenizer files. `base` names the model that it belongs to."""
-    tensors = {key: tensor.cpu().contiguous() for key, tensor in adapter_weights(module, name).items()}
-    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+def write_adapter(
+    folder: Path, module: torch.nn.Module, name: str, config: Any, *, base: str, source: Path | None, stream: Stream | None = None,
+) -> None:
+    """Write an adapter's weights, its config and the tokenizer files. `base` names the model that it belongs to.
+
+    `stream` gives (file name, tensor) where the module is hollow.
+    """
+    write_tensors(folder / ADAPTER_WEIGHTS, adapter_weights(module, name), stream=stream, metadata=_METADATA)
     saved = copy.copy(config)
     saved.base_model_name_or_path, saved.inference_mode = base, True
     saved.save_pretrained(folder)
@@ -144,17 +170,16 @@ def copy_weights(folder: Path, targets: Mapping[str, torch.Tensor]) -> None:
 
 def load_model(folder: Path, module: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
     """Copy the weights of a checkpoint into the module in place. `weights`: as `plain_weights` returns them."""
-    targets = file_weights(module, weights)
-    live = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
-    if all(tensor.untyped_storage().data_ptr() in live for tensor in targets.values()):
-        copy_weights(folder, targets)
-        return
-    # the files hold the weights in another arrangement, so transformers has to read them
-    dtype = max(weights.values(), key=torch.Tensor.numel).dtype
-    fresh = type(module).from_pretrained(str(folder), dtype=dtype, local_files_only=True).state_dict()
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            tensor.copy_(fresh[name])
+    source = model_weights(folder, module)
+    for name, tensor in weights.items():
+        source.copy(name, [0] * tensor.ndim, tensor)
+
+
+def model_weights(folder: Path, module: PreTrainedModel) -> FileWeights:
+    """Return the weights of a checkpoint by the names of a module's parameters, tied ones by all their names."""
+    source = FileWeights(module, weight_files(folder), get_model_conversion_mapping(module))
+    source.call_alike(names_of_one(module))
+    return source
 
 
 def _opened(path: Path) -> Any:
@@ -185,6 +210,38 @@ def _shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
     if len(groups) == 1:
         return {WEIGHTS: groups[0]}
     return {f"model-{number:05d}-of-{len(groups):05d}.safetensors": names for number, names in enumerate(groups, start=1)}
+
+
+def _write_streamed(
+    files: Mapping[Path, Mapping[str, torch.Tensor]], module: PreTrainedModel, weights: Mapping[str, torch.Tensor], stream: Stream,
+) -> None:
+    """Write files whose tensors come by the names of the module's parameters, a layer at a time."""
+    tied = tied_names(dict(weights))
+    hollow = {name: tensor.detach() for name, tensor in weights.items() if name not in tied}
+    by_layer = {name for layer in _layers(hollow.items()) for name in revert_weight_conversion(module, layer)}
+    layers = _layers(stream) if by_layer == set(revert_weight_conversion(module, hollow)) else iter([dict(stream)])
+    with contextlib.ExitStack() as stack:
+        writers: dict[str, TensorFileWriter] = {}
+        for path, held in files.items():
+            writers.update(dict.fromkeys(held, stack.enter_context(TensorFileWriter(path, held, metadata=_METADATA))))
+        for held in files.values():
+            for name, tensor in held.items():
+                if tensor.device.type != "meta":  # of the source beyond the model
+                    writers[name].write(name, tensor)
+        for layer in layers:
+            for name, tensor in revert_weight_conversion(module, layer).items():
+                writers[name].write(name, tensor)
+
+
+def _layers(stream: Iterable[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the tensors of each layer together, and others alone: conversions stay within a layer, as a rule."""
+    def layer_of(item: tuple[str, torch.Tensor]) -> str:
+        parts = item[0].split(".")
+        number = next((index for index, part in enumerate(parts) if part.isdigit()), len(parts))
+        return ".".join(parts[:number + 1])
+
+    for _, held in itertools.groupby(stream, layer_of):
+        yield dict(held)
 
 
 def _copy_files(source: Path | None, folder: Path) -> None:

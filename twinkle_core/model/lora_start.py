@@ -58,7 +58,7 @@ def start_value(name: str, shape: Sequence[int], config: LoraConfig, *, r: int) 
     place = next(index for index, part in enumerate(parts) if part in _PARTS)
     value = torch.zeros(tuple(shape))
     del parts[place + 1]
-    digest = hashlib.blake2b(f"{session.current().seed}:{'.'.join(part for part in parts if part != 'base_layer')}".encode())
+    digest = hashlib.blake2b(f"{session.current().seed}:{'.'.join(parts)}".encode())
     generator = torch.Generator().manual_seed(int.from_bytes(digest.digest()[:7], "big"))
     kind, is_bias = parts[place], parts[-1] == "bias"
     if config.init_lora_weights is False:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from twinkle_core import session
 from twinkle_core.errors import ModelError
 from twinkle_core.mesh import DeviceMesh
 from twinkle_core.model.family import block_classes
@@ -24,7 +24,7 @@ from twinkle_core.model.merging import name_in_files
 from twinkle_core.model.undo import undone_on_error
 from twinkle_core.parallel.choice import parallelize
 from twinkle_core.parallel.interface import ParallelStrategy
-from twinkle_core.parallel.placed import Placed
+from twinkle_core.parallel.placed import Placed, part_of
 from twinkle_core.parallel.ranks import Ranks
 
 _CUTTING = ("fsdp", "tp", "pp")
@@ -35,6 +35,11 @@ def load_for(mesh: DeviceMesh | None, model_id: str, **options: Any) -> tuple[An
     if mesh is None or all(getattr(mesh, axis) == 1 for axis in _CUTTING):
         return load_pretrained(model_id, **options), None
     return load_hollow(model_id, **options)
+
+
+def own_data_rank(mesh: DeviceMesh | None) -> int:
+    """Return which slice of the data this process sees, so that data ranks draw different dropout masks and others the same."""
+    return 0 if mesh is None or mesh.world_size == 1 else mesh.data_rank(session.current().launcher.topology().rank)
 
 
 class Placing:
@@ -154,16 +159,3 @@ def _filled(
         local = DTensor.from_local(local, hollow.device_mesh, hollow.placements, run_check=False, shape=hollow.shape,
                                    stride=hollow.stride())
     return torch.nn.Parameter(local, hollow.requires_grad) if isinstance(hollow, torch.nn.Parameter) else local
-
-
-def part_of(name: str, tensor: torch.Tensor, placed: Placed | None) -> tuple[list[int], list[int], list[int]]:
-    """Return (where this rank's part begins in the whole parameter, the part's shape, the whole shape), one number a dim."""
-    shape, start, whole = list(tensor.shape), [0] * tensor.ndim, list(tensor.shape)
-    if isinstance(tensor, DTensor):
-        local_shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        shape, start = list(local_shape), list(offset)
-    dim = None if placed is None else placed.cut.dims.get(name)
-    if placed is not None and dim is not None:  # tp has cut before fsdp
-        start[dim] += placed.ranks.coordinates["tp"] * whole[dim]
-        whole[dim] *= placed.ranks.size("tp")
-    return start, shape, whole

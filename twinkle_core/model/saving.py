@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,18 +25,26 @@ from twinkle_core.errors import ArgumentError, CheckpointError, did_you_mean, li
 from twinkle_core.hub import parse_uri
 from twinkle_core.model import identity, layout, training_state
 from twinkle_core.model.merging import plain_weights
+from twinkle_core.model.whole import WholeModel
 from twinkle_core.warning import warn
 
 if TYPE_CHECKING:
     from twinkle_core.model.adapter import AdapterState
+    from twinkle_core.model.streaming import WholeStream
     from twinkle_core.model.transformers_model import TransformersModel
+
+Take = Callable[[Path], None]
+"""Copies the weights in a folder to where they belong."""
 
 
 def save(
-    model: "TransformersModel", name: str, output_dir: str, *, adapter_name: str, with_optimizer: bool, merge: bool,
-    keep_last: int | None,
+    model: "TransformersModel | WholeModel", name: str, output_dir: str, *, adapter_name: str, with_optimizer: bool, merge: bool,
+    keep_last: int | None, stream: "WholeStream | None" = None,
 ) -> str:
-    """Write a checkpoint and return its folder. `TrainableModel.save` documents the arguments."""
+    """Write a checkpoint and return its folder. `TrainableModel.save` documents the arguments.
+
+    `stream` gives the tensors where `model` is an outline.
+    """
     check_name(name)
     check_keep_last(keep_last)
     state = model.ready(adapter_name)
@@ -54,19 +63,23 @@ def save(
     with CheckpointWriter(output_dir, name, needed_bytes=needed) as writer:
         if is_adapter:
             layout.write_adapter(writer.folder, model.module, state.name, model.lora.configs[state.name], base=_base_name(model),
-                                 source=_source(model))
+                                 source=_source(model), stream=None if stream is None else stream.weights)
         else:
-            layout.write_model(writer.folder, model.module, weights, source=_source(model))
+            layout.write_model(writer.folder, model.module, weights, source=_source(model),
+                               stream=None if stream is None else stream.weights)
         if with_optimizer:
-            training_state.write(writer.folder, state)
+            training_state.write(writer.folder, state, stream=None if stream is None else stream.moments)
             (writer.folder / STATE_FILE).write_text(json.dumps(collect_states()), "utf-8")
         saved = str(writer.commit(manifest, keep_last=keep_last))
     state.saved_step = state.step
     return saved
 
 
-def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
-    """Load weights only: of a Twinkle checkpoint, or of a folder that transformers or peft wrote."""
+def load(model: "TransformersModel | WholeModel", path: str, *, adapter_name: str, take: Take | None = None) -> None:
+    """Load weights only: of a Twinkle checkpoint, or of a folder that transformers or peft wrote.
+
+    `take` copies the weights out of a folder where `model` is an outline.
+    """
     state = model.ready(adapter_name)
     folder = local_path(path)
     if not folder.is_dir():
@@ -80,11 +93,17 @@ def load(model: "TransformersModel", path: str, *, adapter_name: str) -> None:
     _check_fits(model, state, folder, manifest)
     if manifest is not None and (text := _other_base(model, state, folder, manifest)):
         warn(f"{text} It is loaded all the same, and may not work as well.")
-    _apply_weights(model, state, folder)
+    _apply_weights(model, state, folder, take)
 
 
-def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str | Literal[False]:
-    """Load everything that training needs to go on, and return the checkpoint; False if `path` has none yet."""
+def resume(
+    model: "TransformersModel | WholeModel", path: str, *, adapter_name: str, take: Take | None = None,
+    load: training_state.Load = training_state.load_file,
+) -> str | Literal[False]:
+    """Load everything that training needs to go on, and return the checkpoint; False if `path` has none yet.
+
+    Where `model` is an outline, `take` copies the weights out of a folder, and `load` reads tensors without memory.
+    """
     state = model.ready(adapter_name)
     folder = _resumable(local_path(path), state)
     if folder is None:
@@ -102,14 +121,14 @@ def resume(model: "TransformersModel", path: str, *, adapter_name: str) -> str |
     if text := _other_base(model, state, folder, manifest):
         raise CheckpointError(f"{text} Build the model that it was trained with, or take its weights only: `load`. Nothing was "
                               "changed.")
-    saved = training_state.read(folder, state)
-    _apply_weights(model, state, folder)
+    saved = training_state.read(folder, state, load=load)
+    _apply_weights(model, state, folder, take)
     training_state.apply(saved, state)
     state.saved_step = state.step
     return str(folder)
 
 
-def state_dict(model: "TransformersModel", *, adapter_name: str, merge: bool) -> dict[str, torch.Tensor]:
+def state_dict(model: "TransformersModel | WholeModel", *, adapter_name: str, merge: bool) -> dict[str, torch.Tensor]:
     """Return name -> a copy on the CPU: the adapter's weights under peft's names, or the model's, merged if asked."""
     state = model.ready(adapter_name)
     if state.is_lora and not merge:
@@ -173,7 +192,7 @@ def _resumable(path: Path, state: "AdapterState") -> Path | None:
                           "folder, or train what was saved there.")
 
 
-def _check_fits(model: "TransformersModel", state: "AdapterState", folder: Path, manifest: Manifest | None) -> None:
+def _check_fits(model: "TransformersModel | WholeModel", state: "AdapterState", folder: Path, manifest: Manifest | None) -> None:
     """Raise `CheckpointError` unless the weights in `folder` are those of `state`. Reads heads of files only."""
     holds_adapter = (folder / layout.ADAPTER_CONFIG).is_file()
     if holds_adapter and not state.is_lora:
@@ -194,22 +213,27 @@ def _check_fits(model: "TransformersModel", state: "AdapterState", folder: Path,
     identity.check_shapes(folder, layout.read_shapes(folder), expected, is_exact=holds_adapter)
 
 
-def _apply_weights(model: "TransformersModel", state: "AdapterState", folder: Path) -> None:
+def _apply_weights(
+    model: "TransformersModel | WholeModel", state: "AdapterState", folder: Path, take: Take | None,
+) -> None:
     """Copy the weights of a checkpoint that fits into the live module. Gradients of the old weights are discarded."""
-    if state.is_lora:
+    if take is not None:
+        take(folder)
+    elif state.is_lora:
         layout.copy_weights(folder, layout.adapter_weights(model.module, state.name))
     else:
         layout.load_model(folder, model.module, plain_weights(model.module))
+    if not state.is_lora:
         model.precision.keep_widened()  # a LoRA added later must not round what was loaded
     state.discard_gradients()
 
 
-def _identity(model: "TransformersModel", state: "AdapterState") -> dict[str, Any]:
+def _identity(model: "TransformersModel | WholeModel", state: "AdapterState") -> dict[str, Any]:
     values: dict[str, Any] = {"model": identity.describe_model(model.module.config.to_dict()), "model_id": model.model_id}
     if state.is_lora:
         values["adapter"] = identity.describe_adapter(model.lora.configs[state.name].to_dict())
         values["base_steps"] = model.lora.base_steps
-        values["base_samples"] = identity.sample_weights(plain_weights(model.module))
+        values["base_samples"] = _base_samples(model)
     return values
 
 
@@ -227,10 +251,10 @@ def _template(state: "AdapterState") -> dict[str, Any]:
         return {"name": name, "options": options}
 
 
-def _other_base(model: "TransformersModel", state: "AdapterState", folder: Path, manifest: Manifest) -> str:
+def _other_base(model: "TransformersModel | WholeModel", state: "AdapterState", folder: Path, manifest: Manifest) -> str:
     """Return what is wrong if an adapter was trained on other weights than the model has, else ""."""
     saved = manifest.identity.get("base_samples", {})
-    if not state.is_lora or not identity.differs(saved, identity.sample_weights(plain_weights(model.module))):
+    if not state.is_lora or not identity.differs(saved, _base_samples(model)):
         return ""
     if steps := manifest.identity.get("base_steps"):
         return (f"`{folder}` is an adapter of `{manifest.identity.get('model_id')}` after {steps} steps of training the whole "
@@ -240,12 +264,17 @@ def _other_base(model: "TransformersModel", state: "AdapterState", folder: Path,
             f"`{model.model_id}`, though the sizes are the same.")
 
 
-def _source(model: "TransformersModel") -> Path | None:
+def _base_samples(model: "TransformersModel | WholeModel") -> dict[str, float]:
+    samples = model.base_samples if isinstance(model, WholeModel) else None
+    return identity.sample_weights(plain_weights(model.module)) if samples is None else samples
+
+
+def _source(model: "TransformersModel | WholeModel") -> Path | None:
     folder = Path(model.module.name_or_path)
     return folder if folder.is_dir() else None
 
 
-def _base_name(model: "TransformersModel") -> str:
+def _base_name(model: "TransformersModel | WholeModel") -> str:
     """Return what peft and others find the base model by: the id on its hub, or the folder."""
     location = parse_uri(model.model_id)
     return location.repo_id if location.scheme in ("hf", "ms") else str(_source(model) or model.model_id)

@@ -8,7 +8,7 @@ same step as one that was not interrupted.
 import copy
 import inspect
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from twinkle_core import session
 from twinkle_core.checkpoint.codec import read_json, write_json
 from twinkle_core.checkpoint.random_state import collect_random_state, restore_random_state
+from twinkle_core.checkpoint.tensor_file import Stream, write_tensors
 from twinkle_core.errors import CheckpointError
 from twinkle_core.model.adapter import AdapterState
 from twinkle_core.model.precision import LossScaler
@@ -30,9 +31,11 @@ FOLDER = "training_state"
 """A folder of its own, because inference engines read every `*.safetensors` beside the weights as weights."""
 
 _STATE, _OPTIMIZER, _GRADIENTS = "state.json", "optimizer.safetensors", "gradients.safetensors"
-_COUNTERS = ("step", "micro_steps", "grad_count", "is_lr_step_due", "grad_norm", "lr", "clip")
-_SEPARATOR = "::"
-_SHAPED = tuple(f"{_SEPARATOR}{part}" for part in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"))
+COUNTERS = ("step", "micro_steps", "grad_count", "is_lr_step_due", "grad_norm", "lr", "clip")
+SEPARATOR = "::"
+"""Between the name of a parameter and the name of a part of its optimizer state."""
+
+_SHAPED = tuple(f"{SEPARATOR}{part}" for part in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"))
 """State of torch's optimizers that has its parameter's shape."""
 
 
@@ -46,11 +49,14 @@ class SavedTraining:
     random_state: dict[str, Any] | None
 
 
-def write(folder: Path, state: AdapterState) -> None:
-    """Write the training state into `folder/training_state`. Raises: `CheckpointError` for state that JSON cannot hold."""
+def write(folder: Path, state: AdapterState, *, stream: Stream | None = None) -> None:
+    """Write the training state into `folder/training_state`. `stream` gives what `state` has without memory.
+
+    Raises: `CheckpointError` for state that JSON cannot hold.
+    """
     target = folder / FOLDER
     target.mkdir()
-    values: dict[str, Any] = {name: getattr(state, name) for name in _COUNTERS}
+    values: dict[str, Any] = {name: getattr(state, name) for name in COUNTERS}
     values["world_size"] = session.current().launcher.topology().world_size
     values["scaler"] = None if state.scaler is None else asdict(state.scaler)
     values["optimizer"], values["scheduler"] = None, None
@@ -59,7 +65,7 @@ def write(folder: Path, state: AdapterState) -> None:
         values["optimizer"], tensors = _optimizer_values(state.optimizer, state.parameters)
     if state.scheduler is not None:
         values["scheduler"] = {"class": type(state.scheduler).__name__, "state": dict(state.scheduler.state_dict())}
-    save_file(tensors, target / _OPTIMIZER)
+    write_tensors(target / _OPTIMIZER, tensors, stream=stream)
     save_file({name: parameter.grad.detach().cpu().contiguous() for name, parameter in state.parameters.items()
                if parameter.grad is not None and state.micro_steps}, target / _GRADIENTS)
     for rank, random_state in (state.random_states or {session.current().launcher.topology().rank: collect_random_state()}).items():
@@ -67,15 +73,26 @@ def write(folder: Path, state: AdapterState) -> None:
     write_json(target / _STATE, values, what="training state")
 
 
-def read(folder: Path, state: AdapterState) -> SavedTraining:
+Load = Callable[[Path], dict[str, torch.Tensor]]
+"""Reads a safetensors file: name -> tensor."""
+
+
+def optimizer_file(folder: Path) -> Path:
+    """Return the file that holds the optimizer's tensors in a checkpoint."""
+    return folder / FOLDER / _OPTIMIZER
+
+
+def read(folder: Path, state: AdapterState, *, load: Load = load_file) -> SavedTraining:
     """Return the training state of a checkpoint after holding it against what the script has set. Nothing is changed.
+
+    `load` reads the tensors; one that returns hollow ones is enough to see whether they fit.
 
     Raises: `CheckpointError` naming the file that is missing, or what differs.
     """
     source = folder / FOLDER
     values = read_json(_existing(source / _STATE))
     try:
-        return _read(folder, values, state)
+        return _read(folder, values, state, load)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -83,10 +100,10 @@ def read(folder: Path, state: AdapterState) -> SavedTraining:
                               "another checkpoint, or take the weights only: `load`. Nothing was changed.") from error
 
 
-def _read(folder: Path, values: dict[str, Any], state: AdapterState) -> SavedTraining:
+def _read(folder: Path, values: dict[str, Any], state: AdapterState, load: Load) -> SavedTraining:
     source = folder / FOLDER
-    tensors, gradients = load_file(_existing(source / _OPTIMIZER)), load_file(_existing(source / _GRADIENTS))
-    if wrong := [name for name in _COUNTERS if not _is_counter(name, values[name])]:
+    tensors, gradients = load(_existing(source / _OPTIMIZER)), load(_existing(source / _GRADIENTS))
+    if wrong := [name for name in COUNTERS if not _is_counter(name, values[name])]:
         raise ValueError(f"`{wrong[0]}` is {values[wrong[0]]!r}")
     _check_optimizer(folder, values["optimizer"], state)
     scheduler = None if state.scheduler is None else type(state.scheduler).__name__
@@ -127,7 +144,7 @@ def apply(saved: SavedTraining, state: AdapterState) -> None:
         state.scheduler.load_state_dict(values["scheduler"]["state"])
     if state.scaler is not None:
         state.scaler = LossScaler(**values["scaler"])
-    for name in _COUNTERS:
+    for name in COUNTERS:
         setattr(state, name, values[name])
     for name, gradient in saved.gradients.items():
         state.parameters[name].grad = gradient.to(state.parameters[name].device)
@@ -156,9 +173,9 @@ def _optimizer_values(
         name = names[id(parameter)]
         for key, value in entry.items():
             if isinstance(value, torch.Tensor):
-                exact = value.detach().cpu().contiguous()
+                exact = value if value.device.type == "meta" else value.detach().cpu().contiguous()
                 is_shared = exact.data_ptr() in seen  # safetensors refuses two names for one memory
-                tensors[f"{name}{_SEPARATOR}{key}"] = exact.clone() if is_shared else exact
+                tensors[f"{name}{SEPARATOR}{key}"] = exact.clone() if is_shared else exact
                 seen.add(exact.data_ptr())
             else:
                 others.setdefault(name, {})[key] = value
@@ -177,7 +194,7 @@ def _optimizer_state(
             numbers[names[id(parameter)]] = len(numbers)
     entries: dict[int, dict[str, Any]] = {}
     for key, tensor in tensors.items():
-        name, _, part = key.rpartition(_SEPARATOR)
+        name, _, part = key.rpartition(SEPARATOR)
         entries.setdefault(numbers[name], {})[part] = tensor
     for name, others in values["others"].items():
         entries.setdefault(numbers[name], {}).update(others)
@@ -214,7 +231,7 @@ def _is_counter(name: str, value: Any) -> bool:
 def _check_tensors(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """Raise `ValueError` if a tensor, named by its parameter, has not that parameter's shape."""
     for key, tensor in tensors.items():
-        shape = parameters[key.rpartition(_SEPARATOR)[0] or key].shape
+        shape = parameters[key.rpartition(SEPARATOR)[0] or key].shape
         if tensor.shape != shape:
             raise ValueError(f"`{key}` has shape {tuple(tensor.shape)}, the parameter {tuple(shape)}")
 

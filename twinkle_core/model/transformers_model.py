@@ -14,23 +14,24 @@ import torch
 
 from twinkle_core import registry, session
 from twinkle_core.data_format import ModelOutput
-from twinkle_core.errors import ArgumentError, ArgumentTypeError, ModelError, check_count, check_flag, did_you_mean, listing
+from twinkle_core.errors import ArgumentTypeError, ModelError, check_count, check_flag
 from twinkle_core.loss.interface import FunctionLoss
 from twinkle_core.mesh import DeviceMesh
-from twinkle_core.model import lora_start, reporting, training
+from twinkle_core.model import lora_start, rank_saving, reporting, saving, training
 from twinkle_core.model.adapter import AdapterState, ForwardPass, Totals
 from twinkle_core.model.batches import run_batches
 from twinkle_core.model.forward import MicroResult, ModuleRunner
 from twinkle_core.model.inputs import check_top_logprobs, choose_loss, features_of
 from twinkle_core.model.interface import TrainableModel
 from twinkle_core.model.loading import seed_once
-from twinkle_core.model.lora import LoraAdapters, check_adapter_name, lora_config
+from twinkle_core.model.lora import LoraAdapters, lora_config
 from twinkle_core.model.optimizers import build_optimizer, build_scheduler
 from twinkle_core.model.packing import fit_processor
 from twinkle_core.model.pipelined import run_pipelined
-from twinkle_core.model.placing import Placing, load_for
+from twinkle_core.model.placing import Placing, load_for, own_data_rank
 from twinkle_core.model.precision import LossScaler, Precision, check_mixed_precision, check_trained_dtype, resolve_dtype
 from twinkle_core.model.sending import Sending
+from twinkle_core.model.states import begun_like, check_new, check_placed, check_trained, chosen_state, pending_of, trainable
 from twinkle_core.parallel import gradients
 from twinkle_core.parallel.choice import check_model, choose_strategies
 from twinkle_core.parallel.pipeline import Pipeline
@@ -87,7 +88,7 @@ class TransformersModel(TrainableModel, WeightSource):
         self.mesh = device_mesh or session.current().mesh
         self._strategies = choose_strategies(self.mesh)
         self.device = choose_device(device)
-        seed_once(salt=_data_rank(self.mesh))
+        seed_once(salt=own_data_rank(self.mesh))
         self.module, source = load_for(
             self.mesh, model_id, dtype=weights_dtype, device=self.device, attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code)
@@ -96,7 +97,7 @@ class TransformersModel(TrainableModel, WeightSource):
                                    device_type=self.device.partition(":")[0])
         self.lora = LoraAdapters(self.module, device=self.device)
         self._runner = ModuleRunner(self.module, self.precision)
-        self._whole = AdapterState(name="", parameters=_trainable(self.module), is_lora=False, processor=InputProcessor(),
+        self._whole = AdapterState(name="", parameters=trainable(self.module), is_lora=False, processor=InputProcessor(),
                                    gradient_accumulation_steps=gradient_accumulation_steps)
         self._is_whole_ready = False
         self._placing = Placing(self.module, source, mesh=self.mesh, strategies=self._strategies, device=self.device)
@@ -110,17 +111,7 @@ class TransformersModel(TrainableModel, WeightSource):
 
         Raises: `ModelError` that lists the adapters if none is meant, or `ArgumentError` if there is none of that name.
         """
-        if not isinstance(adapter_name, str):
-            raise ArgumentTypeError(f"`adapter_name={adapter_name!r}` is of type {type(adapter_name).__name__}. Pass a string.")
-        if adapter_name in self._adapters:
-            return self._adapters[adapter_name]
-        if adapter_name:
-            raise ArgumentError(f"`adapter_name={adapter_name!r}`: this model has no such adapter."
-                                f"{did_you_mean(adapter_name, self._adapters)} Adapters: {listing(self._adapters)}. Add one with "
-                                "`add_adapter_to_model(name, config)`.")
-        if len(self._adapters) > 1:
-            raise ModelError(f"This model has several adapters: {listing(self._adapters)}. Say which one with `adapter_name=`.")
-        return next(iter(self._adapters.values()), self._whole)
+        return chosen_state(adapter_name, self._adapters, self._whole)
 
     def forward(self, inputs: Sequence[Any], *, adapter_name: str = "", **loss_inputs: Any) -> ModelOutput:
         """Run the model and keep what `calculate_loss` and `backward` need."""
@@ -163,13 +154,13 @@ class TransformersModel(TrainableModel, WeightSource):
 
     def calculate_loss(self, *, adapter_name: str = "") -> float:
         """Return the token mean of the last `forward`; asking twice changes nothing."""
-        pending = self._pending(self._in_parts("calculate_loss", adapter_name), "calculate_loss")
+        pending = pending_of(self._in_parts("calculate_loss", adapter_name), "calculate_loss")
         return pending.totals.loss
 
     def backward(self, *, adapter_name: str = "") -> None:
         """Add the gradients of the last `forward`."""
         state = self._in_parts("backward", adapter_name)
-        pending = self._pending(state, "backward")
+        pending = pending_of(state, "backward")
         if pending.is_consumed:
             raise ModelError("`backward()` was called twice for one `forward(...)`. Call `forward` again, or use "
                              "`forward_backward`.")
@@ -269,26 +260,12 @@ class TransformersModel(TrainableModel, WeightSource):
     def add_adapter_to_model(self, adapter_name: str, config: Any, *, gradient_accumulation_steps: int = 1) -> None:
         """Add a LoRA. What was said for the whole model before (loss, template, processor, metrics) is where it starts from;
         its accumulation is its own."""
-        check_adapter_name(adapter_name)
-        if adapter_name in self._adapters:
-            raise ArgumentError(f"This model has an adapter `{adapter_name}` already. Adapters: {listing(self._adapters)}. Choose "
-                                "another name.")
-        check_count("gradient_accumulation_steps", gradient_accumulation_steps, least=1)
-        if not self._adapters and self._whole.optimizer is not None:
-            if not self._whole.step:
-                raise ModelError("An optimizer was set for the whole model, which a LoRA freezes. Call `set_optimizer` after "
-                                 "`add_adapter_to_model`.")
+        check_new(adapter_name, self._adapters, gradient_accumulation_steps)
+        made, whole = lora_config(config), self._whole
+        check_placed(self._placed, self._strategies, self._adapters)
+        if not self._adapters and whole.optimizer is not None:
+            check_trained(whole, adapter_name, self.model_id, self._runner.say_once)
             self.precision.keep_widened()
-            if self._whole.saved_step != self._whole.step:
-                self._runner.say_once(
-                    f"The whole model has taken {self._whole.step} steps, and these weights were not saved: the adapter "
-                    f"`{adapter_name}` alone will not fit `{self.model_id}`. Call `save` before `add_adapter_to_model`, or "
-                    "`save(merge=True)` after.")
-        if self._placed is not None and self._strategies and not self._adapters:
-            raise ModelError("This model was used as a whole on its mesh already. Call `add_adapter_to_model` before the first "
-                             "forward pass.")
-        made = lora_config(config)
-        whole = self._whole
         if whole.gradient_accumulation_steps > 1 and gradient_accumulation_steps == 1:
             self._runner.say_once(
                 f"The model was told `gradient_accumulation_steps={whole.gradient_accumulation_steps}`, which is that of "
@@ -300,19 +277,15 @@ class TransformersModel(TrainableModel, WeightSource):
         self._runner.forget_mode()
         whole.discard_gradients()
         self.precision.use_lora()
-        self._adapters[adapter_name] = AdapterState(
-            name=adapter_name, parameters=parameters, is_lora=True,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            processor=copy.copy(whole.processor), loss=whole.loss, template=whole.template,
-            metrics=copy.deepcopy(whole.metrics), eval_metrics=copy.deepcopy(whole.eval_metrics), scaler=self._scaler())
+        self._adapters[adapter_name] = begun_like(
+            whole, adapter_name, parameters, gradient_accumulation_steps=gradient_accumulation_steps, scaler=self._scaler(),
+            placed=self._placed)
 
     def save(
         self, name: str, output_dir: str = "outputs", *, adapter_name: str = "", with_optimizer: bool = False, merge: bool = False,
         keep_last: int | None = None,
     ) -> str:
         """Save a checkpoint and return its folder."""
-        from twinkle_core.model import rank_saving
-
         check_flag("with_optimizer", with_optimizer)
         check_flag("merge", merge)
         return rank_saving.save(self, name, output_dir, adapter_name=adapter_name, with_optimizer=with_optimizer, merge=merge,
@@ -320,20 +293,14 @@ class TransformersModel(TrainableModel, WeightSource):
 
     def load(self, path: str, *, adapter_name: str = "") -> None:
         """Load weights only."""
-        from twinkle_core.model import rank_saving
-
         rank_saving.load(self, path, adapter_name=adapter_name)
 
     def resume_from_checkpoint(self, path: str, *, adapter_name: str = "") -> str | Literal[False]:
         """Load weights, optimizer, scheduler and random state."""
-        from twinkle_core.model import rank_saving
-
         return rank_saving.resume(self, path, adapter_name=adapter_name)
 
     def get_state_dict(self, *, adapter_name: str = "", merge: bool = False) -> dict[str, Any]:
         """Return name -> tensor of the weights, on the CPU: the adapter's, or the whole model's (merged, if asked)."""
-        from twinkle_core.model import rank_saving
-
         check_flag("merge", merge)
         return rank_saving.state_dict(self, adapter_name=adapter_name, merge=merge)
 
@@ -349,7 +316,7 @@ class TransformersModel(TrainableModel, WeightSource):
         self._runner.forget_head()
         self._placing.patch(patch, self.lora, self.model_id)
         if self._whole.optimizer is None and not self._adapters:  # a patch may have frozen some
-            self._whole.parameters = _trainable(self.module)
+            self._whole.parameters = trainable(self.module)
 
     def plan_weights(self, *, adapter_name: str = "", merge: bool = False, bucket_bytes: int = BUCKET_BYTES) -> WeightPlan:
         """Return what `read_weights` will give."""
@@ -365,8 +332,6 @@ class TransformersModel(TrainableModel, WeightSource):
 
     def upload_to_hub(self, path: str, repo_id: str, *, private: bool = True) -> str:
         """Upload a saved checkpoint and return its URI."""
-        from twinkle_core.model import saving
-
         check_flag("private", private)
         return saving.upload(path, repo_id, private=private)
 
@@ -400,7 +365,7 @@ class TransformersModel(TrainableModel, WeightSource):
             self._runner.root.call = self._pipeline.forward
         for state in (self._whole, *self._adapters.values()):
             state.placed = placed
-            state.parameters = self.lora.parameters(state.name) if state.is_lora else _trainable(self.module)
+            state.parameters = self.lora.parameters(state.name) if state.is_lora else trainable(self.module)
 
     def _run(
         self, state: AdapterState, inputs: Sequence[Any], loss_inputs: dict[str, Any],
@@ -430,19 +395,5 @@ class TransformersModel(TrainableModel, WeightSource):
             reporting.show_progress(state)
         return has_stepped
 
-    def _pending(self, state: AdapterState, method: str) -> ForwardPass:
-        if state.pending is None:
-            raise ModelError(f"`{method}()` needs a `forward(...)` before it. Call `forward`, or use `forward_backward`.")
-        return state.pending
-
     def _scaler(self) -> LossScaler | None:
         return LossScaler() if self.precision.needs_scaler() else None
-
-
-def _trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-
-
-def _data_rank(mesh: DeviceMesh | None) -> int:
-    """Return which slice of the data this process sees, so that data ranks draw different dropout masks and others the same."""
-    return 0 if mesh is None or mesh.world_size == 1 else mesh.data_rank(session.current().launcher.topology().rank)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from twinkle_core.parallel.ranks import Ranks
 
@@ -76,3 +78,16 @@ class Placed:
     def data_world_size(self) -> int:
         """The number of ranks that see different data, over which gradients are averaged."""
         return self.ranks.mesh.data_world_size
+
+
+def part_of(name: str, tensor: torch.Tensor, placed: Placed | None) -> tuple[list[int], list[int], list[int]]:
+    """Return (where this rank's part begins in the whole parameter, the part's shape, the whole shape), one number a dim."""
+    shape, start, whole = list(tensor.shape), [0] * tensor.ndim, list(tensor.shape)
+    if isinstance(tensor, DTensor):
+        local_shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        shape, start = list(local_shape), list(offset)
+    dim = None if placed is None else placed.cut.dims.get(name)
+    if placed is not None and dim is not None:  # tp has cut before fsdp
+        start[dim] += placed.ranks.coordinates["tp"] * whole[dim]
+        whole[dim] *= placed.ranks.size("tp")
+    return start, shape, whole
