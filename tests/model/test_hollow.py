@@ -15,7 +15,7 @@ from twinkle_core.model.forward import ModuleRunner
 from twinkle_core.model.hollow import load_hollow
 from twinkle_core.model.loading import load_pretrained
 from twinkle_core.model.lora import LoraAdapters, lora_config
-from twinkle_core.model.lora_start import needs_weights
+from twinkle_core.model.lora_start import check_for_axes, needs_weights
 from twinkle_core.model.placing import Placing
 from twinkle_core.model.precision import Precision
 
@@ -156,6 +156,13 @@ def test_a_patch_that_raises_leaves_a_hollow_module_as_it_was(folder):
     ({}, ""), ({"init_lora_weights": "gaussian", "use_rslora": True, "lora_dropout": 0.1}, ""), ({"init_lora_weights": False}, "")])
 def test_what_an_adapter_needs_the_models_weights_for_is_named(options, field):
     assert needs_weights(lora_config({**LORA, **options})) == field
+
+
+def test_an_adapter_that_needs_whole_matrices_in_every_pass_is_refused_under_tp():
+    config = lora_config({**LORA, "use_dora": True})
+    check_for_axes(config, ["fsdp", "pp"])
+    with pytest.raises(ModelError, match=r"`use_dora=True` of an adapter.*`tp` cuts them. Leave it out"):
+        check_for_axes(config, ["tp"])
 
 
 @pytest.mark.parametrize("init", [True, False, "gaussian"])
