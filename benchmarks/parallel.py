@@ -161,7 +161,8 @@ class CountingGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._gloo)  # a group needs one for its name
+        # a group has its name from a backend
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._gloo)
 
     def _count(self, what: str, tensors: Any) -> None:
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors

@@ -63,7 +63,8 @@ def by_hand(device: str, steps: int) -> dict[str, Any]:
     if device == "cuda":
         torch.cuda.set_device(place)
     dist.init_process_group(BACKENDS[device], device_id=place if device == "cuda" else None)
-    module = AutoModelForCausalLM.from_pretrained(str(resolve_model(MODEL)), dtype=torch.float32).to(place)
+    module: Any = AutoModelForCausalLM.from_pretrained(str(resolve_model(MODEL)), dtype=torch.float32)
+    module.to(place)
     mesh = dist.device_mesh.init_device_mesh(device, (1,))
     for layer in module.model.layers:
         fully_shard(layer, mesh=mesh)

@@ -266,8 +266,8 @@ def _pick(logits_nv: torch.Tensor, targets_n: torch.Tensor) -> tuple[torch.Tenso
 
 def _spread(values_n: torch.Tensor, place_n: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """Return [B, T, ...] with the values at their places and 0 elsewhere."""
-    flat = values_n.new_zeros((shape.numel(), *values_n.shape[1:]))
-    return flat.index_copy(0, place_n, values_n).unflatten(0, shape)
+    spread = values_n.new_zeros((*shape, *values_n.shape[1:]))
+    return spread.index_put((place_n // shape[1], place_n % shape[1]), values_n)  # not a view of it, of which FSDP would warn
 
 
 def _likeliest(logits: Iterable[torch.Tensor], count: int, batch: MicroBatch) -> Alternatives:

@@ -15,9 +15,9 @@ from twinkle_core.mesh import DeviceMesh
 from twinkle_core.parallel.interface import ParallelStrategy
 from twinkle_core.parallel.placed import Placed
 
-_BUFFERS = ("forward_sync_buffers" if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-            else "broadcast_buffers")
-"""The option that keeps buffers where they are in forward passes; torch 2.13 gave it another name."""
+_STILL_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in inspect.signature(
+    DistributedDataParallel).parameters else "broadcast_buffers": False}
+"""Keeps buffers where they are in forward passes; torch 2.13 gave the option another name."""
 
 
 class ReplicateStrategy(ParallelStrategy):
@@ -32,7 +32,7 @@ class ReplicateStrategy(ParallelStrategy):
         if placed.is_lora or mesh.fsdp > 1 or mesh.tp > 1 or mesh.pp > 1:
             return
         placed.replica = DistributedDataParallel(
-            placed.root, process_group=placed.ranks.group("dp"), gradient_as_bucket_view=True, **{_BUFFERS: False})
+            placed.root, process_group=placed.ranks.group("dp"), gradient_as_bucket_view=True, **_STILL_BUFFERS)
 
 
 class ShardStrategy(ParallelStrategy):

@@ -56,24 +56,14 @@ class WeightBucket:
 
 
 def _bucket_of(parts: Mapping[str, tuple[str, tuple[int, ...], Any]]) -> WeightBucket:
-    import torch
-
-    tensors: dict[str, torch.Tensor] = {}
-    for name, (dtype, shape, memory) in parts.items():
-        flat = torch.frombuffer(memory, dtype=torch.uint8) if memory.flags.writeable else _read_only(memory)
-        tensors[name] = flat.view(getattr(torch, dtype)).reshape(shape)
-    return WeightBucket(tensors)
-
-
-def _read_only(memory: Any) -> "torch.Tensor":
-    """Return a tensor over memory that must not be written to, of which torch would warn at every bucket."""
     import warnings
 
     import torch
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # torch warns of memory that must not be written to, which nobody does
         warnings.filterwarnings("ignore", message="The given .* is not writable")
-        return torch.from_numpy(memory)
+        return WeightBucket({name: torch.from_numpy(memory).view(getattr(torch, dtype)).reshape(shape)
+                             for name, (dtype, shape, memory) in parts.items()})
 
 
 def buckets_of(sizes: Mapping[str, int], *, bucket_bytes: int = BUCKET_BYTES) -> tuple[tuple[str, ...], ...]:

@@ -15,7 +15,7 @@ import numpy as np
 
 import twinkle
 from suite import faults
-from suite.cases import SHORT, Case
+from suite.cases import LONG, SHORT, Case
 from suite.families import VOCABULARY
 from twinkle.dataloader import DataLoader
 from twinkle.model import TransformersModel
@@ -116,7 +116,7 @@ def build_model(case: Case, folder: str) -> TransformersModel:
     if case.lora:
         model.add_adapter_to_model("default", {**LORA, "lora_dropout": case.dropout}, gradient_accumulation_steps=accumulation)
     model.set_optimizer("AdamW", lr=_lr(case), eps=EPSILON)
-    model.set_processor(micro_batch_size=MICRO_BATCH_ROWS)
+    model.set_processor(micro_batch_size=None if case.steps >= LONG else MICRO_BATCH_ROWS)  # fewer are faster
     return model
 
 
