@@ -15,7 +15,7 @@ from twinkle_core.model.forward import ModuleRunner
 from twinkle_core.model.hollow import load_hollow
 from twinkle_core.model.loading import load_pretrained
 from twinkle_core.model.lora import LoraAdapters, lora_config
-from twinkle_core.model.lora_start import needs_weights
+from twinkle_core.model.lora_start import check_for_axes, needs_weights
 from twinkle_core.model.placing import Placing
 from twinkle_core.model.precision import Precision
 
@@ -101,7 +101,7 @@ def test_a_tied_weight_that_is_in_the_files_twice_stays_tied_only_if_both_are_th
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"] * factor
 
     path = copy_of(folder("llama"), tmp_path / "model", add_head)
-    alone = load_pretrained(path)
+    alone: Any = load_pretrained(path)
     module, placed, lora = placing(path)
     with pytest.warns(UserWarning, match="loaded as a whole"):
         placed.fill_whole(lora, path, "a test wants it")
@@ -126,7 +126,7 @@ def test_a_patch_that_computes_with_weights_gets_them(folder):
     module, placed, lora = placing(folder("qwen3"))
     with pytest.warns(UserWarning, match="`apply_patch` computes with its weights"):
         placed.patch(lambda module: module.lm_head.weight.data.mul_(2.0), lora, "tiny://qwen3")
-    assert torch.equal(module.lm_head.weight, load_pretrained(folder("qwen3")).lm_head.weight * 2)
+    assert torch.equal(module.lm_head.weight, load_pretrained(folder("qwen3")).get_parameter("lm_head.weight") * 2)
 
 
 def test_a_patch_that_freezes_or_adds_hooks_needs_no_weights(folder, recwarn):
@@ -156,6 +156,13 @@ def test_a_patch_that_raises_leaves_a_hollow_module_as_it_was(folder):
     ({}, ""), ({"init_lora_weights": "gaussian", "use_rslora": True, "lora_dropout": 0.1}, ""), ({"init_lora_weights": False}, "")])
 def test_what_an_adapter_needs_the_models_weights_for_is_named(options, field):
     assert needs_weights(lora_config({**LORA, **options})) == field
+
+
+def test_an_adapter_that_needs_whole_matrices_in_every_pass_is_refused_under_tp():
+    config = lora_config({**LORA, "use_dora": True})
+    check_for_axes(config, ["fsdp", "pp"])
+    with pytest.raises(ModelError, match=r"`use_dora=True` of an adapter.*`tp` cuts them. Leave it out"):
+        check_for_axes(config, ["tp"])
 
 
 @pytest.mark.parametrize("init", [True, False, "gaussian"])
@@ -201,4 +208,4 @@ def test_a_configuration_without_a_dtype_takes_that_of_the_files(folder, tmp_pat
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps({key: value for key, value in config.items() if "dtype" not in key}))
     module, _ = hollow(path)
-    assert module.lm_head.weight.dtype == load_pretrained(path).lm_head.weight.dtype == torch.bfloat16
+    assert module.lm_head.weight.dtype == load_pretrained(path).get_parameter("lm_head.weight").dtype == torch.bfloat16

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from safetensors.torch import save_file
@@ -64,8 +64,8 @@ class TensorFileWriter:
             raise CheckpointError(f"`{name}` is {tuple(tensor.shape)} {tensor.dtype}, for which `{self._path}` was not laid out: "
                                   "the model changed while it was saved. Save it again.")
         self._file.seek(8 + len(self._head) + self._begins[name])
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        self._file.write(memoryview(flat.view(torch.uint8).numpy()))
+        memory: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        self._file.write(memory)
         self._missing.discard(name)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -7,13 +7,14 @@ name is not part of it. Distributions are peft's.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 
 import torch
 from peft import LoraConfig
 
 from twinkle_core import session
+from twinkle_core.errors import ModelError
 
 _PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 _FREE = {"init_lora_weights", "r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "target_parameters",
@@ -25,8 +26,18 @@ _FREE = {"init_lora_weights", "r", "lora_alpha", "lora_dropout", "target_modules
 
 def needs_weights(config: LoraConfig) -> str:
     """Return the field of a configuration that computes with the model's weights when the adapter is added, or ""."""
-    if not is_drawn(config):
-        return f"init_lora_weights={config.init_lora_weights!r}"
+    return _other_field(config) if is_drawn(config) else f"init_lora_weights={config.init_lora_weights!r}"
+
+
+def check_for_axes(config: LoraConfig, axes: Collection[str]) -> None:
+    """Raise `ModelError` for an adapter that needs whole matrices in every pass, on a mesh that cuts them."""
+    if "tp" in axes and (field := _other_field(config)):
+        raise ModelError(f"`{field}` of an adapter computes with whole weights in every pass, and `tp` cuts them. Leave it out, or "
+                         "use a mesh without `tp`.")
+
+
+def _other_field(config: LoraConfig) -> str:
+    """Return the first field that is set and is more than a plain LoRA has, or ""."""
     default = LoraConfig()
     other = [field.name for field in fields(LoraConfig)
              if field.name not in _FREE and getattr(config, field.name) != getattr(default, field.name)]

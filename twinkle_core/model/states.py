@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from twinkle_core.errors import ArgumentError, ArgumentTypeError, ModelError, check_count, did_you_mean, listing
 from twinkle_core.model.adapter import AdapterState, ForwardPass
 from twinkle_core.model.lora import check_adapter_name
+from twinkle_core.model.lora_start import check_for_axes
 
 if TYPE_CHECKING:
     import torch
+    from peft import LoraConfig
 
     from twinkle_core.model.precision import LossScaler
     from twinkle_core.parallel.placed import Placed
@@ -42,8 +44,9 @@ def check_new(adapter_name: object, adapters: Mapping[str, AdapterState], gradie
     check_count("gradient_accumulation_steps", gradient_accumulation_steps, least=1)
 
 
-def check_placed(placed: "Placed | None", axes: Collection[str], adapters: Collection[str]) -> None:
-    """Raise `ModelError` if a model lies on ranks in a way that takes no more adapters."""
+def check_placed(config: "LoraConfig", placed: "Placed | None", axes: Collection[str], adapters: Collection[str]) -> None:
+    """Raise `ModelError` if a mesh does not take such an adapter, or a model lies on ranks in a way that takes no more."""
+    check_for_axes(config, axes)
     if placed is None or not axes:
         return
     if not adapters:

@@ -262,7 +262,7 @@ class TransformersModel(TrainableModel, WeightSource):
         its accumulation is its own."""
         check_new(adapter_name, self._adapters, gradient_accumulation_steps)
         made, whole = lora_config(config), self._whole
-        check_placed(self._placed, self._strategies, self._adapters)
+        check_placed(made, self._placed, self._strategies, self._adapters)
         if not self._adapters and whole.optimizer is not None:
             check_trained(whole, adapter_name, self.model_id, self._runner.say_once)
             self.precision.keep_widened()
