@@ -105,7 +105,8 @@ def test_the_cause_is_told_from_the_consequences(tmp_path: Path, records, status
 
 def test_the_script_is_run_again_after_a_failure_if_restarts_are_left(launch, tmp_path: Path) -> None:
     text = RANK + ("attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint(attempt)\nopen(f'{rank}_{attempt}', 'w').close()\n"
-                   "if rank == 1 and attempt == '0':\n    raise ValueError('once')\n"
+                   "if rank == 1 and attempt == '0':\n    while not os.path.exists('0_0'):\n        time.sleep(0.02)\n"
+                   "    raise ValueError('once')\n"
                    "if rank == 0 and attempt == '1':\n    while not os.path.exists('1_1'):\n        time.sleep(0.02)\n"
                    "    os.kill(os.getpid(), signal.SIGKILL)\n"
                    "if attempt != '2':\n    time.sleep(600)\n")
