@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--batches", type=int)
-    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--passes", type=int, default=2)
     options = parser.parse_args()
     chats = read_chats()
     batches = [chats[start:start + options.batch_size] for start in range(0, len(chats), options.batch_size)][:options.batches]

@@ -36,6 +36,9 @@ MIB = 2**20
 
 
 class Echo(RemoteComponent):
+    def __init__(self, *, remote_group: str | None = None) -> None:
+        self.group = remote_group
+
     @remote_function(dispatch="slice", collect="flatten")
     def echo(self, rows: list[bytes]) -> list[bytes]:
         return rows
