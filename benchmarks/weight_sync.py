@@ -3,8 +3,8 @@
     python benchmarks/weight_sync.py [--pairs 5]
 
 A trainer group and a sampler group of one rank each. Bare: one `ray.put` of the same bytes, one `ray.get` and one copy, in the
-driver. Saving: `save` (which fsyncs) and loading it into the living sampler. The sides of a pair in turn. Prints one JSON object. The
-machine should be quiet.
+driver. Saving: `save` (which fsyncs) and loading it into the living sampler. The sides of a pair in turn. Prints one JSON object.
+The machine should be quiet.
 """
 
 import argparse
