@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from twinkle_core.errors import MeshError
+from twinkle_core.mesh import DeviceMesh
+from twinkle_core.parallel.choice import choose_strategies
+
 SCRIPT = Path(__file__).with_name("refused.py")
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "num_hidden_layers": 3, "hidden_size": 8,
@@ -82,3 +86,12 @@ def test_sizes_that_would_fit_are_named(sizes: dict[str, int], advice: str) -> N
     mesh = DeviceMesh.from_sizes(**sizes)
     with pytest.raises(MeshError, match=advice):
         check_model(Qwen3Config(**SIZES), mesh, choose_strategies(mesh))
+
+
+@pytest.mark.parametrize(("sizes", "text"), [
+    ({"dp_size": 2, "fsdp_size": 2, "tp_size": 2, "pp_size": 2}, r"uses all of .* at once, which is not tested. Use three of them"),
+    ({"pp_size": 2, "vpp_size": 2, "tp_size": 2}, r"`vpp=2` with the mesh .*tested with `pp` alone. Leave `vpp` out, or `tp`"),
+])
+def test_a_product_of_axes_that_no_test_holds_against_one_device_is_refused_by_name(sizes: dict[str, int], text: str) -> None:
+    with pytest.raises(MeshError, match=text):
+        choose_strategies(DeviceMesh.from_sizes(**sizes))

@@ -16,9 +16,11 @@ whole, or leaves its reduction to fsdp or to the step."""
 def choose_strategies(mesh: DeviceMesh | None) -> dict[str, ParallelStrategy]:
     """Return axis -> strategy for each mesh axis that has more than one rank, in the order of application.
 
-    Raises: `MeshError` if none is installed for an axis.
+    Raises: `MeshError` if none is installed for an axis, or for a product of axes that is not held against one device by a test.
     """
     strategies: dict[str, ParallelStrategy] = {}
+    if mesh is not None:
+        _check_product(mesh)
     for axis in ORDER:
         size = 1 if mesh is None else getattr(mesh, axis)
         if size == 1:
@@ -29,6 +31,16 @@ def choose_strategies(mesh: DeviceMesh | None) -> dict[str, ParallelStrategy]:
                             f"{listing(installed)}. Use a mesh of one rank, or install a plugin that brings it.")
         strategies[axis] = registry.resolve("parallel_strategies", axis)()
     return strategies
+
+
+def _check_product(mesh: DeviceMesh) -> None:
+    used = [axis for axis in ORDER if getattr(mesh, axis) > 1]
+    if len(used) == len(ORDER):
+        raise MeshError(f"The mesh {mesh.factors()} uses all of {listing(ORDER)} at once, which is not tested. Use three of them: "
+                        "leave out `dp` where `fsdp` has room for its ranks.")
+    if mesh.vpp > 1 and used != ["pp"]:
+        raise MeshError(f"`vpp={mesh.vpp}` with the mesh {mesh.factors()}: several chunks of layers a rank are tested with `pp` "
+                        f"alone. Leave `vpp` out, or {listing(axis for axis in used if axis != 'pp')}.")
 
 
 def parallelize(placed: Placed, strategies: dict[str, ParallelStrategy], *, gradient_checkpointing: bool) -> None:

@@ -8,7 +8,7 @@ LONG, SHORT, BRIEF = 20, 5, 2  # steps
 CONTRACT = ("fsdp=4,dp=2", "tp=2,pp=4", "tp=2,pp=2,dp=2")
 PAIRS = ("dp=2", "fsdp=2", "tp=2", "pp=2")
 FURTHER = ("dp=4", "fsdp=4", "fsdp=2,dp=2", "tp=4", "pp=4", "tp=2,dp=2", "tp=2,fsdp=2", "pp=2,dp=2", "pp=2,fsdp=2", "tp=2,pp=2",
-           "tp=2,pp=2,fsdp=2")
+           "tp=2,pp=2,fsdp=2", "tp=2,fsdp=2,dp=2", "pp=2,fsdp=2,dp=2")
 INTERLEAVED = "pp=2,vpp=2"
 OF_FAMILIES = ("fsdp=2", "tp=2", "pp=2", "fsdp=4,dp=2", "tp=2,pp=2,dp=2")
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
