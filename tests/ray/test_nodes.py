@@ -1,5 +1,7 @@
 """Clusters of several machines, each a raylet of its own on this one."""
 
+import ast
+import os
 import subprocess
 import sys
 import time
@@ -87,3 +89,17 @@ print(twinkle.get_device_placement())
     assert [sorted(words[-2:]) for words in found[:2]] != [sorted(words[-2:]) for words in found[1:2]]
     assert all("GPU" in words for words in found[:4])
     assert not any("GPU" in words for words in found[4:])
+
+
+def test_the_contract_program_runs_on_three_machines(machines, ms_cache: Path, tmp_path: Path) -> None:
+    cluster, _ = machines(*[{"num_cpus": 2}] * 3)
+    program = Path(__file__).resolve().parents[1] / "contract" / "cluster.py"
+    run = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "SAMPLER": "TorchSampler", "RAY_ADDRESS": cluster.address})
+    assert run.returncode == 0, run.stderr[-3000:]
+    used = {line.split()[3] for line in run.stdout.splitlines() if line.startswith("  rank ")}
+    assert len(used) > 1, run.stdout
+    numbers = ast.literal_eval(run.stdout.strip().splitlines()[-1])
+    assert numbers["step"] == 4
+    assert numbers["grad_norm"] > 0
