@@ -140,3 +140,14 @@ def test_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(session.current().launcher, "topology", lambda: Topology(rank=0, world_size=2))
     with pytest.raises(ModeError, match="`twinkle launch --mode ray`"):
         CheckpointEngineManager(model=model, sampler=target)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_merging_into_one_of_two_tied_weights_is_refused_instead_of_lost(target: str) -> None:
+    target_sampler = sampler()
+    before = scores(target_sampler)
+    manager = CheckpointEngineManager(model=trained({**LORA, "target_modules": [target]}), sampler=target_sampler)
+    with pytest.raises(SamplerError, match=r"sends weights apart that are one in this sampler's model.*Leave `merge_and_sync` out"):
+        manager.sync_weights(merge_and_sync=True)
+    assert scores(target_sampler) == before

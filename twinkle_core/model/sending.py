@@ -105,9 +105,13 @@ def _adapter_tensors(state: AdapterState) -> Iterator[tuple[str, tuple[str, torc
 
 def _model_tensors(module: torch.nn.Module, merge: str | None) -> Iterator[tuple[str, tuple[str, torch.Tensor]]]:
     """Yield plain name -> (name in the module, tensor), of tied ones the first."""
-    seen: set[int] = set()
+    seen: set[tuple[int, bool]] = set()
     for name, tensor in module.state_dict(keep_vars=True).items():
         plain = plain_name(name, merge, module)
-        if plain is not None and tensor is not None and id(tensor) not in seen:
-            seen.add(id(tensor))
+        if plain is None or tensor is None:
+            continue
+        layer = module.get_submodule(name.rpartition(".")[0].removesuffix(".base_layer"))
+        is_merged = merge is not None and isinstance(layer, BaseTunerLayer) and _has(layer, merge)
+        if (id(tensor), is_merged) not in seen:  # merging into one of two tied weights unties them
+            seen.add((id(tensor), is_merged))
             yield plain, (name, tensor)
